@@ -1,4 +1,4 @@
-"""A loop whose clock jumps: waiting costs no time, and a test is a function of its seed."""
+"""An event loop with a simulated clock: waiting takes no time, and a test depends only on its seed."""
 
 import asyncio
 import selectors
@@ -9,12 +9,12 @@ _T = TypeVar("_T")
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Instead of waiting, the clock moves to when the next timer is due."""
+    """Instead of waiting, advances the clock to the next timer."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "nothing will ever happen: a deadlock"
+        assert timeout is not None, "deadlock: no timer and no I/O is pending"
         self.now += max(0.0, timeout)
         return super().select(0)
 
@@ -29,7 +29,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def run(coroutine: Coroutine[Any, Any, _T], limit_s: float = 300.0) -> _T:
-    """Run to the end; more than `limit_s` of the loop's time is a failure."""
+    """Run to the end; fail after more than `limit_s` of the loop's time."""
 
     async def bounded() -> _T:
         return await asyncio.wait_for(coroutine, limit_s)

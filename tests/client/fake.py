@@ -1,7 +1,7 @@
-"""A cluster in memory: groups with slots, sessions, hand-over; nodes that lose, delay and hang.
+"""A cluster in memory: groups with slots and sessions, slot migration; nodes that lose, delay and hang.
 
-A group's state is one value, as consensus would keep it; what is faulty are nodes and messages.
-Sessions are those of the data room, so that duplicates are judged by the real rule.
+The state of a group is one value, as consensus would keep it; only nodes and messages are faulty. The
+sessions are those of `nodeagent.data`, so that the real rule recognises duplicates.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class Faults:
 
     lose_request: float = 0.0
     late_request: float = 0.0
-    """The sender is told nothing, and the request arrives seconds later."""
+    """The sender gets no answer, and the request arrives seconds later."""
 
     lose_reply: float = 0.0
     stale_meta: float = 0.0
@@ -82,7 +82,7 @@ class Faults:
 
 @dataclass
 class Applied:
-    """A write or delete that had an effect."""
+    """A write or delete that took effect."""
 
     order: tuple[int, ...]
     slot: int
@@ -102,7 +102,7 @@ class Group:
     rows: list[Applied] = field(default_factory=list)
     tombstones: list[Tombstone] = field(default_factory=list)
     handovers: dict[int, Handover] = field(default_factory=dict)
-    """slot -> where its older rows are"""
+    """slot -> the holder of its older rows"""
 
     @property
     def name(self) -> str:
@@ -121,7 +121,7 @@ def _is_strong(request: Request) -> bool:
 
 
 class FakeCluster:
-    """Implements `Link`. Each node heads one group of three members."""
+    """Implements `Link`. Each node owns one group of three members."""
 
     def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
         self.rng = random.Random(seed)
@@ -129,16 +129,16 @@ class FakeCluster:
         self.down: set[str] = set()
         self.hung: set[str] = set()
         self.scan_s: dict[str, float] = {}
-        """How long a node works at a page; it answers other questions meanwhile."""
+        """Seconds a node needs for a page; it answers other requests during that time."""
 
         self.behind: set[str] = set()
-        """Nodes that hold strong reads of their groups, until they have caught up."""
+        """Nodes that delay strong reads of their groups until they have caught up."""
 
         self.exact = True
         self.page_rows = 1 << 30
         self.log: list[tuple[str, Request]] = []
         self.ages_ms: dict[str, int] = {}
-        """How old the answers of a node to mid and weak reads are."""
+        """Age of a node's answers to bounded and weak reads."""
 
         self.schemas: dict[tuple[str, str], TableSchema] = {}
         self.operations: list[Operation] = []
@@ -211,7 +211,7 @@ class FakeCluster:
             self.handle(target, request)
 
     async def settle(self) -> None:
-        """Let every late message arrive."""
+        """Deliver every late message."""
         await asyncio.gather(*self.late)
 
     # --- requests --------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class FakeCluster:
         floor = max(group.sessions.floor(w.session, w.slot), w.settled)
         if not group.sessions.take(w.session, w.slot, w.sequence, w.settled):
             return Written(0, duplicate=True)
-        assert w.sequence <= floor + 1024, "the client keeps within the window"
+        assert w.sequence <= floor + 1024, "the client stays within the window"
         index = group.next_index()
         if isinstance(w, DeleteRows):
             tomb = Tombstone((index,), w.partition, w.table, w.tags, w.time_from, w.time_to)
@@ -330,8 +330,8 @@ class FakeCluster:
         )
 
     def _page(self, group: Group, r: ScanRows, wanted: set[int]) -> tuple[pa.Table, Cursor | None]:
-        """The next `page_rows` behind `after`, up to `until`; of a partition only the first `limit`. One that
-        the page begins or ends in is alone in it."""
+        """The next `page_rows` rows behind `after`, up to `until`; of each partition only the first `limit`.
+        If the page begins or ends inside a partition, it has rows of this partition only."""
         assert r.after is not None
         schema = r.spec.schema
         pieces = [merge([], (), schema, r.spec)]
@@ -399,7 +399,7 @@ class FakeCluster:
                 infos.append(PartitionInfo(p, slot, name, rows, self.exact, min(time), max(time), 1))
         return PartitionsListed(tuple(infos), self._handover(group, group.slots), self.version)
 
-    # --- what happens to a cluster ---------------------------------------------------------------
+    # --- events of a cluster ---------------------------------------------------------------------
 
     def publish(self) -> None:
         self.applied += 1
@@ -476,7 +476,7 @@ class FakeCluster:
         self.publish()
 
     def adopt(self, operation: str) -> None:
-        """Old rows enter the new group below its own; the source forgets them."""
+        """Move the old rows below the rows of the new group; the source drops them."""
         op = self._operation(operation)
         (source, target), slots = self._ends(op), self._slots(op)
         op.stage = Stage.DONE
@@ -498,8 +498,8 @@ class FakeCluster:
     def _slots(self, op: Operation) -> set[int]:
         return set(ranges.to_slots(op.moves[0].slots))
 
-    # --- what a test asks ------------------------------------------------------------------------
+    # --- checks of a test ------------------------------------------------------------------------
 
     def times_applied(self, marker: float) -> int:
-        """How often the row with `v` = marker went into a log, in all groups."""
+        """How often the row with `v` = marker was logged, over all groups."""
         return sum(a.rows.column("v").to_pylist().count(marker) for g in self.groups.values() for a in g.rows)

@@ -1,4 +1,4 @@
-"""The loop in a thread, and who waits for it."""
+"""The event loop in a thread, and the callers that wait for it."""
 
 import asyncio
 import threading
@@ -11,9 +11,9 @@ from nodeagent.client.blocking import LoopThread
 from nodeagent.model.errors import OutcomeUnknown, Unavailable
 
 
-def test_a_thread_that_waits_for_an_answer_hears_that_the_client_was_closed() -> None:
-    """A worker of a pool outlives a Ctrl-C that comes while it is being started. The process waits for it at
-    its end: one that waited without end for a loop that is gone kept the command from ending."""
+def test_closing_the_client_ends_a_waiting_call_in_another_thread() -> None:
+    """A pool worker survives a Ctrl-C during its start, and the process waits for it before it exits. A
+    worker that waited without end for a stopped loop kept the command from ending."""
     loop, begun, said = LoopThread(), threading.Event(), list[str]()
 
     async def answer() -> None:
@@ -34,7 +34,7 @@ def test_a_thread_that_waits_for_an_answer_hears_that_the_client_was_closed() ->
     assert not thread.is_alive() and said == ["the client was closed before the call ended"]
 
 
-def test_a_closed_client_answers_nobody_and_keeps_nobody_waiting() -> None:
+def test_a_closed_client_raises_unavailable_at_once() -> None:
     loop = LoopThread()
     loop.stop()
     with pytest.raises(Unavailable, match="closed"):
@@ -43,8 +43,8 @@ def test_a_closed_client_answers_nobody_and_keeps_nobody_waiting() -> None:
     loop.stop()
 
 
-def test_what_does_not_end_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work that goes on though it was cancelled."""
+def test_a_task_that_ignores_cancellation_does_not_block_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may continue after it was cancelled."""
     monkeypatch.setattr(blocking, "END_S", 0.1)
     loop, begun, said = LoopThread(), threading.Event(), list[str]()
 
@@ -67,8 +67,8 @@ def test_what_does_not_end_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch)
     assert said == ["over"]
 
 
-def test_what_ends_late_is_waited_for_before_the_loop_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Else asyncio prints of each task that it "was destroyed but it is pending"."""
+def test_close_waits_for_tasks_that_end_late(capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise asyncio prints for each task that it "was destroyed but it is pending"."""
     loop, ended = LoopThread(), list[str]()
 
     async def late() -> None:

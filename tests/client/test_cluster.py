@@ -1,4 +1,4 @@
-"""Statuses in the dark, changes, files."""
+"""Statuses while nodes are down, changes, files."""
 
 import asyncio
 import gc
@@ -42,12 +42,12 @@ CHANGE = BeginChange("add-node", "node5", "someone")
 
 @pytest.mark.parametrize("down", range(5))
 @pytest.mark.parametrize("hung", range(5))
-def test_statuses_end_in_time_whatever_the_nodes_do(down: int, hung: int) -> None:
-    """Dead and silent nodes are named with an error; the others are there; no leader is needed."""
+def test_statuses_end_in_time_with_dead_and_hung_nodes(down: int, hung: int) -> None:
+    """Dead and silent nodes are listed with an error, the others with their status; no leader is needed."""
 
     async def scenario() -> None:
         fake, cluster = make()
-        fake.learn("10.0.0.9:1", "10.0.0.1", 0)  # node1 once more, by address
+        fake.learn("10.0.0.9:1", "10.0.0.1", 0)  # node1 again, by address
         fake.down, fake.hung = set(NODES[:down]), set(NODES[::-1][:hung])
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -62,7 +62,7 @@ def test_statuses_end_in_time_whatever_the_nodes_do(down: int, hung: int) -> Non
 
 
 def test_meta_comes_from_the_first_node_that_answers() -> None:
-    """A node that hangs delays the answer by a moment, not by a timeout."""
+    """A node that hangs delays the answer by `STAGGER_S`, not by a timeout."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -75,8 +75,8 @@ def test_meta_comes_from_the_first_node_that_answers() -> None:
     run(scenario())
 
 
-def test_refusals_that_come_with_an_answer_leave_no_warning_behind() -> None:
-    """asyncio prints an exception that nobody looked at, on the operator's terminal."""
+def test_refusals_beside_an_answer_cause_no_asyncio_warning() -> None:
+    """asyncio would print an exception that is never retrieved on the operator's terminal."""
 
     async def scenario() -> list[str]:
         fake, cluster = make()
@@ -99,14 +99,15 @@ def test_refusals_that_come_with_an_answer_leave_no_warning_behind() -> None:
         gc.collect()
         return unseen
 
-    for _ in range(8):  # which task of a set is looked at first differs from run to run
+    for _ in range(8):  # the order of tasks in a set differs from run to run
         assert run(scenario()) == []
 
 
 @pytest.mark.parametrize("hung", [set(), {"node2", "node3"}])
 @pytest.mark.parametrize("elected_s", [0.03, 3.0])
-def test_a_node_that_cannot_tell_now_is_asked_again(hung: set[str], elected_s: float) -> None:
-    """Without a leader, or before the cluster is formed, nodes say so at once. That lasts a moment."""
+def test_a_node_without_a_view_is_asked_again(hung: set[str], elected_s: float) -> None:
+    """Without a leader, or before the cluster is formed, nodes answer at once that they have no view. This
+    state is short."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -129,7 +130,7 @@ def test_a_node_that_cannot_tell_now_is_asked_again(hung: set[str], elected_s: f
     run(scenario())
 
 
-def test_who_can_tell_nothing_is_asked_until_the_time_is_over() -> None:
+def test_nodes_without_a_view_are_asked_until_the_deadline() -> None:
     async def scenario() -> None:
         fake, cluster = make()
         handle, started = fake.handle, asyncio.get_running_loop().time()
@@ -148,8 +149,8 @@ def test_who_can_tell_nothing_is_asked_until_the_time_is_over() -> None:
     run(scenario())
 
 
-def test_one_node_that_hears_this_client_is_enough() -> None:
-    """Others may have a certificate that ran out: that is no reason to give up before all were asked."""
+def test_one_node_that_accepts_this_client_is_enough() -> None:
+    """Other nodes may have an expired certificate: the client asks every node before it fails."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -169,8 +170,8 @@ def test_one_node_that_hears_this_client_is_enough() -> None:
     run(scenario())
 
 
-def test_a_node_that_comes_back_is_asked_while_another_cannot_tell() -> None:
-    """A blind node answers at once for ever: those that were down at first are not forgotten over it."""
+def test_a_node_that_comes_back_is_asked_while_another_has_no_view() -> None:
+    """A node without a view answers at once, every time: the nodes that were down are still retried."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -190,8 +191,8 @@ def test_a_node_that_comes_back_is_asked_while_another_cannot_tell() -> None:
     run(scenario())
 
 
-def test_statuses_need_no_cluster() -> None:
-    """Of one that is not formed yet there is nothing to wait for."""
+def test_statuses_need_no_formed_cluster() -> None:
+    """A cluster that is not formed yet gives statuses without a wait."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -210,7 +211,7 @@ def test_statuses_need_no_cluster() -> None:
 
 
 def test_nodes_that_are_down_are_not_waited_for() -> None:
-    """There is nobody whose answer could change in a moment."""
+    """Unlike a node without a view, they will not answer in a moment."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -223,7 +224,7 @@ def test_nodes_that_are_down_are_not_waited_for() -> None:
 
 
 def test_an_older_view_never_replaces_a_newer_one() -> None:
-    """What a caller is shown and the routes go forward only, whichever node answers."""
+    """The returned view and the routes never go back, whichever node answers."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -238,8 +239,8 @@ def test_an_older_view_never_replaces_a_newer_one() -> None:
     run(scenario())
 
 
-def test_the_newest_tables_are_remembered() -> None:
-    """A page may be answered by one that came or went while it was read."""
+def test_the_newest_table_versions_are_retained() -> None:
+    """A page may be answered by a table version that became current, or was replaced, during the read."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -254,9 +255,9 @@ def test_the_newest_tables_are_remembered() -> None:
     run(scenario())
 
 
-def test_a_former_leader_that_knows_no_new_one_is_not_asked_first_for_ever() -> None:
-    """Cut off from the others, or removed, it answers at once with the same old view: a client that held on
-    to it would wait for the end of an operation, or ask for routes, without end."""
+def test_a_former_leader_without_a_successor_is_not_always_asked_first() -> None:
+    """Cut off or removed, it answers at once with the same old view: a client that kept asking it first would
+    wait without end for an operation to end or for new routes."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -274,8 +275,8 @@ def test_a_former_leader_that_knows_no_new_one_is_not_asked_first_for_ever() -> 
     run(scenario())
 
 
-def test_a_change_whose_answer_was_lost_is_found_not_begun_again() -> None:
-    """Sent once; the meta group is asked what became of it."""
+def test_a_change_whose_answer_was_lost_is_looked_up_not_repeated() -> None:
+    """The change is sent once; then the client asks the meta group for its operation."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -298,11 +299,11 @@ def test_a_change_whose_answer_was_lost_is_found_not_begun_again() -> None:
 
 
 @pytest.mark.parametrize("then,told", [(Refused, OutcomeUnknown), (InvalidInput, InvalidInput)])
-def test_a_refusal_after_a_lost_answer_says_nothing_of_the_first(
+def test_a_refusal_after_a_lost_answer_leaves_the_outcome_unknown(
     then: type[NodeAgentError], told: type[NodeAgentError]
 ) -> None:
-    """The first may have been carried out, which the refusal of the second may come from. What is not valid
-    never was."""
+    """The first attempt may have taken effect, and the second may have been refused because of that. An
+    invalid request can never have taken effect."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -324,8 +325,8 @@ def test_a_refusal_after_a_lost_answer_says_nothing_of_the_first(
     run(scenario())
 
 
-def test_a_node_of_another_cluster_is_not_believed() -> None:
-    """Nothing it says gets into the routes or to the caller."""
+def test_a_view_of_another_cluster_is_refused() -> None:
+    """Its view neither enters the routes nor reaches the caller."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -340,8 +341,8 @@ def test_a_node_of_another_cluster_is_not_believed() -> None:
     run(scenario())
 
 
-def test_a_question_that_nobody_waits_for_any_more_leaves_no_warning_behind() -> None:
-    """Who needed newer routes was cancelled, and the answer is one of another cluster."""
+def test_an_abandoned_refresh_causes_no_asyncio_warning() -> None:
+    """The task that needed newer routes was cancelled, and the answer is from another cluster."""
 
     async def scenario() -> list[str]:
         fake, cluster = make()
@@ -361,7 +362,8 @@ def test_a_question_that_nobody_waits_for_any_more_leaves_no_warning_behind() ->
 
 
 def test_an_older_schema_never_replaces_a_newer_one() -> None:
-    """A node that lags still tells it; of one version the later word counts, for it may have another TTL."""
+    """A lagging node may still send it; of the same version the later one counts, because its TTL may
+    differ."""
 
     async def scenario() -> None:
         _, cluster = make()
@@ -376,7 +378,7 @@ def test_an_older_schema_never_replaces_a_newer_one() -> None:
 
 
 def test_a_change_that_never_arrived_is_unknown() -> None:
-    """It may still be on its way."""
+    """The request may still arrive."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -394,8 +396,9 @@ def test_a_change_that_never_arrived_is_unknown() -> None:
     run(scenario())
 
 
-def test_a_change_that_was_only_refused_is_not_sent_when_no_time_is_left() -> None:
-    """Else the last try gets no answer, and what surely did not happen is told as unknown."""
+def test_a_refused_change_is_not_retried_without_time_for_an_answer() -> None:
+    """Otherwise the last attempt gets no answer, and a change that never took effect is reported as
+    unknown."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -416,8 +419,8 @@ def test_a_change_that_was_only_refused_is_not_sent_when_no_time_is_left() -> No
     run(scenario())
 
 
-def test_waiting_shows_each_state_once_and_survives_silence() -> None:
-    """A cluster that is away for a while does not end the wait."""
+def test_wait_reports_each_state_once_and_survives_an_outage() -> None:
+    """The wait continues while the cluster does not answer."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -437,7 +440,7 @@ def test_waiting_shows_each_state_once_and_survives_silence() -> None:
 
 
 def test_a_wait_ends_by_its_own_timeout() -> None:
-    """The error names the command to go on with."""
+    """The error names the command that continues the wait."""
 
     async def scenario() -> None:
         _, cluster = make()
@@ -461,7 +464,7 @@ class _Files(FakeCluster):
 
 
 def test_a_file_is_fetched_in_pieces_and_a_short_one_is_an_error() -> None:
-    """The end is where the size says, never where bytes happen to stop."""
+    """The reported size decides where the file ends, not an empty chunk."""
 
     async def scenario() -> None:
         fake = _Files()
@@ -475,7 +478,7 @@ def test_a_file_is_fetched_in_pieces_and_a_short_one_is_an_error() -> None:
 
 
 def test_a_reply_of_another_kind_is_an_error_that_names_the_node() -> None:
-    """A verification goes on with the other replicas."""
+    """A verification can then continue with the other replicas."""
 
     class Odd(FakeCluster):
         def handle(self, target: str, request: Request) -> Reply:

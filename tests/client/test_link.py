@@ -79,8 +79,8 @@ def test_calls_share_a_connection_and_rows_have_their_own() -> None:
     asyncio.run(scenario())
 
 
-def test_a_closed_link_dials_nobody() -> None:
-    """What goes on in the background would make connections that nobody closes."""
+def test_a_closed_link_does_not_dial() -> None:
+    """Background tasks would otherwise open connections that are never closed."""
 
     async def scenario() -> None:
         async with serving("node1", lambda node, request: Accepted(1)) as served:
@@ -93,8 +93,8 @@ def test_a_closed_link_dials_nobody() -> None:
     asyncio.run(scenario())
 
 
-def test_a_link_that_is_closed_while_it_dials_leaves_nothing_behind() -> None:
-    """Somebody who accepts and says nothing is dialled for seconds."""
+def test_closing_a_link_cancels_its_dialling() -> None:
+    """Dialling a peer that accepts but sends nothing takes seconds."""
 
     async def scenario() -> None:
         silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
@@ -107,7 +107,7 @@ def test_a_link_that_is_closed_while_it_dials_leaves_nothing_behind() -> None:
         (dialling,) = [line.dialling for line in link._lines.values()]
         assert dialling is not None and not dialling.done()
         await link.close()
-        assert dialling.done(), "it goes on after the link is closed"
+        assert dialling.done(), "the task continues after the link is closed"
         with pytest.raises((NodeAgentError, asyncio.CancelledError)):
             await calling
         assert not failures
@@ -133,8 +133,9 @@ def test_an_error_reply_is_raised_with_its_details() -> None:
     asyncio.run(scenario())
 
 
-def test_not_sent_and_not_answered_are_told_apart() -> None:
-    """No connection: it did not happen. A connection that ends before the answer: nobody knows."""
+def test_not_sent_and_not_answered_are_different_errors() -> None:
+    """Without a connection the request was not sent. If the connection ends before the answer, it is
+    unknown."""
 
     async def scenario() -> None:
         async with serving("node1", accept) as node:
@@ -181,7 +182,7 @@ def test_a_node_that_is_down_is_dialled_less_and_less_often() -> None:
     asyncio.run(scenario())
 
 
-def test_at_the_first_failure_of_many_calls_the_others_have_ended() -> None:
+def test_run_bounded_cancels_the_other_jobs_at_the_first_failure() -> None:
     ended = []
 
     async def job(n: int) -> None:
@@ -202,7 +203,7 @@ def test_at_the_first_failure_of_many_calls_the_others_have_ended() -> None:
 
 
 def test_another_node_or_authority_at_the_address_is_forbidden() -> None:
-    """A certificate decides who answers, not an address."""
+    """The certificate identifies a node, not its address."""
 
     async def scenario() -> None:
         async with serving("node2", accept) as node:
@@ -219,8 +220,8 @@ def test_another_node_or_authority_at_the_address_is_forbidden() -> None:
     asyncio.run(scenario())
 
 
-def test_the_blocking_client_does_the_whole_way() -> None:
-    """Write, read and count from plain code, through sockets, by an endpoint without a name."""
+def test_the_blocking_client_writes_reads_and_counts_over_sockets() -> None:
+    """Write, read and count from synchronous code, through sockets, by an endpoint without a node name."""
     fake = FakeCluster()
     fake.add_table(SCHEMA)
     ready, done = threading.Event(), threading.Event()
@@ -260,8 +261,8 @@ def test_the_blocking_client_does_the_whole_way() -> None:
         thread.join(10)
 
 
-def test_connecting_asks_nobody() -> None:
-    """Status in the dark: a client of a dead cluster is made at once, and says who is dead."""
+def test_connect_contacts_no_node() -> None:
+    """A client of a dead cluster is created at once, and lists which nodes are dead."""
 
     async def scenario() -> None:
         spec = ClusterSpec((Endpoint("node1", "127.0.0.1", 1),), None, 1.0)

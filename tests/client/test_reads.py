@@ -1,4 +1,4 @@
-"""Reads see every acknowledged row once, also while slots move; what is missing is an error."""
+"""Reads return every acknowledged row once, also while slots move; a missing slot is an error."""
 
 import asyncio
 import random
@@ -30,7 +30,8 @@ def other(group: str) -> str:
 
 
 async def handed_over(fake: FakeCluster, cluster: Cluster, old: list[Row], new: list[Row]) -> list[str]:
-    """`old` rows written, every slot moved to another group but not adopted, then `new` rows written."""
+    """Write `old` rows, move every slot to another group without adopting the files, then write `new`
+    rows."""
     await cluster.write(SG, TABLE, rows(*old))
     moves = [(all_slots_of(fake, g), g, t) for g, t in (("node1.1", "node2.1"), ("node3.1", "node4.1"))]
     moves += [(all_slots_of(fake, g), g, t) for g, t in (("node2.1", "node1.1"), ("node4.1", "node3.1"))]
@@ -44,7 +45,7 @@ async def handed_over(fake: FakeCluster, cluster: Cluster, old: list[Row], new: 
 
 
 def test_a_scan_is_sorted_by_tags_and_time_with_null_first() -> None:
-    """Whatever group a row came from."""
+    """From whatever group a row comes."""
 
     async def scenario() -> None:
         _, cluster = make()
@@ -59,7 +60,7 @@ def test_a_scan_is_sorted_by_tags_and_time_with_null_first() -> None:
 
 
 def test_a_scan_keeps_to_times_tags_and_fields() -> None:
-    """Times are inclusive; a narrow range asks only the groups that can have it."""
+    """Times are inclusive; a narrow range asks only the groups that can have rows of it."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -75,8 +76,8 @@ def test_a_scan_keeps_to_times_tags_and_fields() -> None:
     run(scenario())
 
 
-def test_a_time_range_without_a_time_has_no_rows() -> None:
-    """Nobody is asked: not for pages, nor for what is to be deleted."""
+def test_an_empty_time_range_has_no_rows() -> None:
+    """No group is asked, neither by a scan nor by a delete."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -94,7 +95,7 @@ def test_a_time_range_without_a_time_has_no_rows() -> None:
 
 
 @pytest.mark.parametrize("read,told", [("strong", set()), ("mid", {7, 40}), ("weak", {7, 40})])
-def test_a_read_that_is_not_strong_tells_the_age_of_every_answer(read: str, told: set[int]) -> None:
+def test_bounded_and_weak_reads_report_the_age_of_every_answer(read: str, told: set[int]) -> None:
     """A11: in one table and in batches; rows of previous holders are sealed and have no age."""
 
     async def scenario() -> None:
@@ -124,10 +125,10 @@ def test_a_read_that_is_not_strong_tells_the_age_of_every_answer(read: str, told
         (None, {"d": 3}, "tag 'd' is text and cannot equal 3"),
     ],
 )
-def test_what_the_table_does_not_have_is_refused_before_a_group_is_asked(
+def test_an_unknown_column_is_refused_before_a_group_is_asked(
     fields: list[str] | None, tags: dict[str, str], says: str
 ) -> None:
-    """A reader of TsFiles can only fail on it, once per node and attempt."""
+    """A node could only fail on it while reading a TsFile, once per node and attempt."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -141,7 +142,7 @@ def test_what_the_table_does_not_have_is_refused_before_a_group_is_asked(
 
 
 def test_a_weak_read_needs_no_quorum_of_the_meta_group() -> None:
-    """It is wanted most when the majority is gone; a strong one says what is missing."""
+    """Weak reads matter most without a majority; a strong read reports that the quorum is missing."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -158,7 +159,7 @@ def test_a_weak_read_needs_no_quorum_of_the_meta_group() -> None:
 
 
 def test_a_column_that_was_just_added_is_found() -> None:
-    """The client knows an older schema: it looks again before it refuses."""
+    """The client has an older schema: it fetches the schema before it refuses."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -172,7 +173,7 @@ def test_a_column_that_was_just_added_is_found() -> None:
 
 @pytest.mark.parametrize("page_rows", [1, 3, 7])
 def test_the_first_rows_may_all_be_in_the_last_partition(page_rows: int) -> None:
-    """Rows that come later in the order were read before them: they are not what was asked for."""
+    """Rows that sort later were read before them, but are not among the first rows."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -187,7 +188,7 @@ def test_the_first_rows_may_all_be_in_the_last_partition(page_rows: int) -> None
 
 
 def test_old_rows_are_merged_below_new_ones_cell_by_cell() -> None:
-    """During a hand-over the newest value of each cell wins; a null hides nothing."""
+    """During a slot migration the newest value of each cell wins; a null hides nothing."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -205,8 +206,8 @@ def test_old_rows_are_merged_below_new_ones_cell_by_cell() -> None:
 
 
 @pytest.mark.parametrize("page_rows", [1, 2, 3, 7])
-def test_old_rows_in_pages_are_each_merged_once(page_rows: int) -> None:
-    """Pages of both holders end at different keys; nothing between these is left out or comes twice."""
+def test_old_rows_in_pages_are_merged_once_each(page_rows: int) -> None:
+    """The pages of both holders end at different keys; no row between them is missing or returned twice."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -223,8 +224,8 @@ def test_old_rows_in_pages_are_each_merged_once(page_rows: int) -> None:
     run(scenario())
 
 
-def test_deletes_during_a_hand_over_mask_old_rows_of_their_partition_only() -> None:
-    """A delete in the new group hides rows that are still with the previous holder, and no later row."""
+def test_deletes_during_a_migration_hide_old_rows_of_their_partition_only() -> None:
+    """A delete in the new group hides rows that the previous holder still has, but no later row."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -244,7 +245,7 @@ def test_deletes_during_a_hand_over_mask_old_rows_of_their_partition_only() -> N
 
 
 def test_one_tombstone_does_not_reach_another_shard() -> None:
-    """Partitions are deleted one by one: a tombstone of one says nothing of its neighbour's rows."""
+    """Partitions are deleted one by one: a tombstone of a partition does not affect its neighbour."""
     old = rows(*((0, f"d{i}", float(i), None) for i in range(12)))
     tombstone = Tombstone((5,), PartitionKey(SG, 0, 0), TABLE, (), 0, 10)
     query = Query(SG, ScanSpec(SCHEMA), "strong")
@@ -275,8 +276,8 @@ def test_a_previous_holder_that_fails_is_replaced_by_another() -> None:
     run(scenario())
 
 
-def test_old_rows_nobody_gives_are_an_error_never_left_out() -> None:
-    """All previous holders are silent: the scan fails by its deadline."""
+def test_old_rows_that_no_holder_returns_are_an_error() -> None:
+    """No previous holder answers: the scan fails by its deadline."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -296,7 +297,7 @@ def test_old_rows_nobody_gives_are_an_error_never_left_out() -> None:
 
 
 def test_pages_come_from_one_node() -> None:
-    """The node that gave the first page gives the others while it answers, and pages add up."""
+    """The node of the first page also returns the others as long as it answers; the pages are complete."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -310,8 +311,8 @@ def test_pages_come_from_one_node() -> None:
     run(scenario())
 
 
-def test_a_node_at_work_is_waited_for_and_not_asked_again() -> None:
-    """Pages that take longer than the timeout: each is asked for once, also those of previous holders."""
+def test_a_busy_node_is_waited_for_and_not_asked_again() -> None:
+    """A page that takes longer than the timeout is requested once, also from previous holders."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -325,8 +326,8 @@ def test_a_node_at_work_is_waited_for_and_not_asked_again() -> None:
     run(scenario(), limit_s=1000)
 
 
-def test_a_node_that_falls_silent_at_work_is_left() -> None:
-    """Whoever answers nothing is not at work: the next leader is asked within seconds."""
+def test_a_busy_node_that_falls_silent_is_abandoned() -> None:
+    """A node that does not answer is not busy: the next leader is asked within seconds."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -351,8 +352,8 @@ def test_a_node_that_falls_silent_at_work_is_left() -> None:
 
 
 @pytest.mark.parametrize("read", ["strong", "weak"])
-def test_another_member_is_asked_when_one_works_for_ever(read: str) -> None:
-    """A hung disk: it answers everything but reads of rows."""
+def test_another_member_is_asked_if_one_never_finishes(read: str) -> None:
+    """With a hung disk, a node answers every request except reads of rows."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -365,8 +366,9 @@ def test_another_member_is_asked_when_one_works_for_ever(read: str) -> None:
     run(scenario())
 
 
-def test_a_member_that_cannot_read_yet_is_left_soon() -> None:
-    """It installs a snapshot, or leads without a quorum: it answers, and would hold the read for long."""
+def test_a_member_that_cannot_read_yet_is_abandoned_soon() -> None:
+    """It installs a snapshot, or leads without a quorum: it answers probes, but would delay the read for
+    long."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -379,8 +381,8 @@ def test_a_member_that_cannot_read_yet_is_left_soon() -> None:
     run(scenario())
 
 
-def test_a_lost_question_now_and_then_does_not_end_the_work() -> None:
-    """Nor does a group without a quorum end a weak read."""
+def test_a_lost_probe_does_not_end_the_wait_for_a_page() -> None:
+    """A group without a quorum does not end a weak read either."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -404,7 +406,7 @@ def test_a_lost_question_now_and_then_does_not_end_the_work() -> None:
     run(scenario())
 
 
-def test_a_page_that_comes_while_a_question_is_open_is_taken() -> None:
+def test_a_page_that_arrives_during_a_probe_is_accepted() -> None:
     async def scenario() -> None:
         fake, cluster = make()
         await cluster.write(SG, TABLE, rows((0, "d", 1.0, None)))
@@ -418,8 +420,8 @@ def test_a_page_that_comes_while_a_question_is_open_is_taken() -> None:
     run(scenario())
 
 
-def test_patience_with_work_that_never_ends_has_an_end() -> None:
-    """Also when others were answered meanwhile."""
+def test_a_read_fails_if_a_page_never_finishes() -> None:
+    """Also if other pages were answered in between."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -434,8 +436,8 @@ def test_patience_with_work_that_never_ends_has_an_end() -> None:
 
 
 @pytest.mark.parametrize("shift", [-1, +1])
-def test_slots_answered_by_another_table_are_asked_again(shift: int) -> None:
-    """A node that answers by an older or newer table than ours may not serve what we think."""
+def test_slots_answered_by_another_table_version_are_requested_again(shift: int) -> None:
+    """A node with an older or newer table version than ours may serve other slots than we assume."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -457,8 +459,8 @@ def test_slots_answered_by_another_table_are_asked_again(shift: int) -> None:
     run(scenario())
 
 
-def test_a_list_in_pages_of_two_tables_is_asked_for_again() -> None:
-    """Slots may have come or gone between the two."""
+def test_a_list_with_pages_of_two_table_versions_is_requested_again() -> None:
+    """The group may have gained or lost slots between the two versions."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -481,8 +483,8 @@ def test_a_list_in_pages_of_two_tables_is_asked_for_again() -> None:
     run(scenario())
 
 
-def test_a_slot_nobody_serves_is_an_error() -> None:
-    """Sealed and never opened: neither empty nor partial."""
+def test_a_slot_that_no_group_serves_is_an_error() -> None:
+    """A slot that is sealed and never opened gives neither an empty nor a partial result."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -531,13 +533,13 @@ async def scan_under_moves(seed: int) -> int:
 
 
 def test_a_strong_scan_misses_nothing_while_slots_move() -> None:
-    """Every row acknowledged before the scan began is in it, once, at every stage of a move."""
+    """At every stage of a move, a scan returns every row that was acknowledged before it began, once."""
     assert sum(run(scan_under_moves(seed)) for seed in range(8)) > 60
 
 
 @pytest.mark.parametrize("stage", ["settled", "inexact", "handover", "adopted"])
 def test_count_is_exact(stage: str) -> None:
-    """Also where a group only knows a bound, and where rows are still with the previous holder."""
+    """Also if a group knows only a bound, and if the previous holder still has rows."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -571,9 +573,9 @@ def test_count_is_exact(stage: str) -> None:
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_delete_reaches_what_is_sealed_behind_the_client_s_routes(opened: bool) -> None:
-    """A group lists what it serves. Routes from before the change do not tell that it serves less by now,
-    nor does the version of the table, which changes later."""
+def test_a_delete_reaches_slots_sealed_after_the_routes_were_read(opened: bool) -> None:
+    """A group lists what it serves. Neither routes from before the change nor the table version, which
+    changes later, show that the group serves fewer slots now."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -582,7 +584,7 @@ def test_a_delete_reaches_what_is_sealed_behind_the_client_s_routes(opened: bool
         slot = slot_of(SG, 0, shard_of(("a",), SETTINGS.shards), SETTINGS)
         source = next(g.name for g in fake.groups.values() if slot in g.slots)
         operation = fake.plan({slot}, source, other(source))
-        fake.version -= 1  # of the answers, until the slot is open elsewhere
+        fake.version -= 1  # in the answers, until the slot is open in its new group
         fake.seal(operation)
         deleting = asyncio.create_task(cluster.delete(SG, TABLE, time_from=100, time_to=5100))
         if opened:
@@ -599,7 +601,7 @@ def test_a_delete_reaches_what_is_sealed_behind_the_client_s_routes(opened: bool
 
 
 def test_an_empty_table_counts_zero() -> None:
-    """A table without rows is listed, a table that does not exist is an error to read."""
+    """A table without rows counts 0; reading a table that does not exist is an error."""
 
     async def scenario() -> None:
         _, cluster = make()
@@ -612,8 +614,8 @@ def test_an_empty_table_counts_zero() -> None:
     run(scenario())
 
 
-def test_a_bounded_query_is_narrowed_to_the_slots_that_can_hold_it() -> None:
-    """One shard when all tags are given, all shards otherwise, all slots for an open range."""
+def test_a_bounded_query_asks_only_slots_that_can_contain_its_rows() -> None:
+    """One shard if all tags are given, else all shards; all slots for an open range."""
     narrow = ScanSpec(SCHEMA, None, 0, 1999)
     expected = {slot_of(SG, p, s, SETTINGS) for p in (0, 1) for s in (0, 1)}
 

@@ -1,4 +1,4 @@
-"""Slots to groups, whom to ask next, which sequences are over."""
+"""Slots to groups, the next node to ask, and which sequences are acknowledged through."""
 
 import pickle
 import random
@@ -17,7 +17,7 @@ from tests.client.fake import SETTINGS, FakeCluster
 
 
 def test_moved_slots_stay_with_their_source_until_it_has_sealed() -> None:
-    """The table names the new owner from the plan on, but only an unsealed source can answer."""
+    """The table names the new owner from PLANNED on, but only an unsealed source can answer."""
     fake = FakeCluster()
     before = Routes(fake.views[-1])
     operation = fake.plan({0, 1}, "node1.1", "node2.1")
@@ -29,7 +29,7 @@ def test_moved_slots_stay_with_their_source_until_it_has_sealed() -> None:
     assert sealed.version == before.version + 1
 
 
-def test_the_next_group_of_a_slot_is_where_an_open_change_moves_it() -> None:
+def test_the_next_group_of_a_slot_is_the_target_of_an_open_operation() -> None:
     fake = FakeCluster()
     operation = fake.plan({0, 1}, "node1.1", "node2.1")
     fake.seal(operation)
@@ -41,8 +41,8 @@ def test_the_next_group_of_a_slot_is_where_an_open_change_moves_it() -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_a_living_group_comes_before_one_of_its_header_that_dissolves(first: bool) -> None:
-    """A node that left and came back heads both for a while; only one of them takes writes."""
+def test_a_live_group_comes_before_a_dissolving_group_of_its_owner(first: bool) -> None:
+    """A node that left and came back owns both for a while; only one of them accepts writes."""
     fake = FakeCluster()
     living = fake.groups["node1.1"].record
     gone = msgspec.structs.replace(living, group="node1.0", dissolving=True)
@@ -53,8 +53,8 @@ def test_a_living_group_comes_before_one_of_its_header_that_dissolves(first: boo
     assert Routes(msgspec.structs.replace(fake.views[-1], groups=(gone, *others))).of_header("node1") == gone
 
 
-def test_slots_are_in_transition_until_their_group_serves_them_for_good() -> None:
-    """Also those that a cancelled operation takes back, though their group had opened them."""
+def test_slots_are_in_transition_until_their_target_group_serves_them() -> None:
+    """Also the slots that a cancelled operation moves back, although their group had opened them."""
     fake = FakeCluster()
     operation = fake.plan({0, 1}, "node1.1", "node2.1")
     assert in_transition(fake.views[-1]) == ((0, 2),)
@@ -69,7 +69,7 @@ def test_slots_are_in_transition_until_their_group_serves_them_for_good() -> Non
     assert in_transition(fake.views[-1]) == ()
 
 
-def test_legs_are_a_partition_of_the_slots_asked_for() -> None:
+def test_legs_are_a_partition_of_the_requested_slots() -> None:
     """Each wanted slot is in exactly one leg, and no other slot is."""
     routes = Routes(FakeCluster().views[-1])
     legs = routes.legs(mask_of([0, 3, 4, 15], SETTINGS.slots))
@@ -82,7 +82,7 @@ def test_legs_are_a_partition_of_the_slots_asked_for() -> None:
 
 
 def test_a_slot_without_owner_is_an_error_not_an_empty_leg() -> None:
-    """A cluster that is being formed has no rows to miss silently."""
+    """A cluster that is not formed yet must not look like an empty cluster."""
     fake = FakeCluster()
     del fake.owner[7]
     fake.publish()
@@ -92,7 +92,7 @@ def test_a_slot_without_owner_is_an_error_not_an_empty_leg() -> None:
 
 
 def test_a_chase_visits_every_member_and_follows_hints_only_so_often() -> None:
-    """Two nodes that name each other cannot make a loop without a pause."""
+    """Two nodes that name each other as leader cannot cause a loop without pauses."""
     chase = Chase(("a", "b", "c"), "b")
     seen = [chase.target]
     for _ in range(2):
@@ -111,8 +111,8 @@ def test_backoff_grows_to_its_bound() -> None:
     assert delays[0] < 0.021 and max(delays) <= BACKOFF_MAX_S and delays[-1] >= BACKOFF_MAX_S / 2
 
 
-def test_settled_is_the_highest_sequence_below_which_all_are_over() -> None:
-    """Whatever the order in which writes end, an open one is never declared settled."""
+def test_acknowledged_through_is_the_highest_sequence_below_which_all_have_ended() -> None:
+    """In whatever order writes end, an open write is never reported as acknowledged through."""
     for seed in range(20):
         rng = random.Random(seed)
         slot = _Slot()
@@ -124,8 +124,8 @@ def test_settled_is_the_highest_sequence_below_which_all_are_over() -> None:
             assert slot.settled == min(slot.open, default=slot.next) - 1
 
 
-def test_a_spec_travels() -> None:
-    """Spark ships it to its tasks, and its text never shows the key."""
+def test_a_spec_is_picklable_and_hides_its_key() -> None:
+    """Spark sends it to its tasks, and its text never shows the key."""
     spec = ClusterSpec((Endpoint("", "h", 1), Endpoint("n", "h", 2)), Identity("c", "secret", "a"), 3.0)
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert [e.target for e in spec.endpoints] == ["h:1", "n"]

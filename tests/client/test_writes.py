@@ -1,4 +1,4 @@
-"""No acknowledged write is lost, none counts twice, and an error says only what is known."""
+"""No acknowledged write is lost or applied twice, and an error claims only what is certain."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ def group_at(fake: FakeCluster, time: int, shard: int = 0) -> tuple[int, str]:
 
 
 async def move_about(fake: FakeCluster, rng: random.Random) -> None:
-    """Moves, elections, expiries and outages until cancelled."""
+    """Cause moves, elections, expiries and outages until cancelled."""
     operation = ""
     steps: list[Callable[[str], None]] = []
     while True:
@@ -62,7 +62,7 @@ async def move_about(fake: FakeCluster, rng: random.Random) -> None:
 
 
 async def stop(mover: asyncio.Task[None]) -> None:
-    """A mover that died of an error is an error."""
+    """Raise the error of a task that moves slots, if it ended with one."""
     assert not mover.done(), mover.exception()
     mover.cancel()
 
@@ -98,8 +98,8 @@ async def write_under_faults(seed: int) -> tuple[int, int, int]:
     return sum(o is None for o in outcomes.values()), unknown, len(fake.operations)
 
 
-def test_a_ttl_that_is_set_is_seen_at_once() -> None:
-    """It gives the table no new version, and the client must not go on telling the old one."""
+def test_a_new_ttl_is_visible_at_once() -> None:
+    """A TTL gives the table no new version, yet the client must not return the old TTL."""
 
     async def body() -> None:
         _, cluster = make()
@@ -112,7 +112,8 @@ def test_a_ttl_that_is_set_is_seen_at_once() -> None:
 
 
 def test_no_write_is_lost_or_doubled_under_faults() -> None:
-    """Lost and late messages, elections, moves, expired sessions, dead nodes: the outcome told is true."""
+    """Lost and late messages, elections, moves, expired sessions, dead nodes: the reported outcome is
+    true."""
     done = unknown = moves = 0
     for seed in range(25):
         a, b, c = run(write_under_faults(seed))
@@ -121,7 +122,7 @@ def test_no_write_is_lost_or_doubled_under_faults() -> None:
 
 
 def test_a_write_keeps_its_number_in_the_new_group() -> None:
-    """The answer is lost, the slot moves, the write is sent again: the new group knows it."""
+    """The answer is lost, the slot moves, the write is retried: the new group recognises it."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -149,8 +150,8 @@ def test_a_write_keeps_its_number_in_the_new_group() -> None:
     run(scenario())
 
 
-def test_an_expired_session_is_renewed_for_a_write_that_cannot_have_happened() -> None:
-    """Nothing was lost on the way, so a new session is safe."""
+def test_an_expired_session_is_renewed_if_no_attempt_can_have_taken_effect() -> None:
+    """No attempt can have taken effect, so a new session is safe."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -163,9 +164,9 @@ def test_an_expired_session_is_renewed_for_a_write_that_cannot_have_happened() -
     run(scenario())
 
 
-def test_a_session_is_dropped_twice_though_no_other_could_be_opened() -> None:
-    """Two writes hear that the group does not know it; meanwhile the session after it failed. The second
-    write goes on by its own rules: an error here would say that it did not happen."""
+def test_a_session_can_be_dropped_twice_if_its_successor_failed_to_open() -> None:
+    """Two writes learn that the group has no such session; in between, opening its successor failed. The
+    second write must continue by its own rules: an error here would claim that it did not take effect."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -185,7 +186,7 @@ def test_a_session_is_dropped_twice_though_no_other_could_be_opened() -> None:
 
 
 def test_an_expired_session_after_a_lost_answer_is_unknown() -> None:
-    """The group no longer tells whether it saw the write: neither do we."""
+    """The group no longer knows whether it applied the write, so the outcome is unknown."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -204,7 +205,7 @@ def test_an_expired_session_after_a_lost_answer_is_unknown() -> None:
     run(scenario())
 
 
-def test_an_error_of_a_newer_node_says_nothing_of_the_write() -> None:
+def test_an_unknown_error_code_leaves_the_write_unknown() -> None:
     """A code that this client does not know is neither a refusal nor an acknowledgement."""
 
     async def scenario() -> None:
@@ -230,7 +231,7 @@ def test_an_error_of_a_newer_node_says_nothing_of_the_write() -> None:
 
 
 def test_a_sealed_slot_is_waited_for() -> None:
-    """Between seal and open a write waits; it is neither refused nor sent to the old group for ever."""
+    """Between seal and open a write waits; it is neither refused nor sent to the old group without end."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -248,8 +249,8 @@ def test_a_sealed_slot_is_waited_for() -> None:
     run(scenario())
 
 
-def test_the_group_that_a_slot_goes_to_is_prepared_meanwhile() -> None:
-    """A writer that waits for a slot has its session there, and the connection, when the slot opens."""
+def test_a_session_of_the_target_group_is_opened_before_the_slot_opens() -> None:
+    """A writer that waits for a slot has a session and a connection to its new group when the slot opens."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -273,8 +274,8 @@ def test_the_group_that_a_slot_goes_to_is_prepared_meanwhile() -> None:
     run(scenario())
 
 
-def test_a_write_goes_where_the_group_before_says_that_the_slot_is() -> None:
-    """Also while no node that is asked has the view that says so."""
+def test_a_write_follows_the_previous_group_s_hint() -> None:
+    """Also while no node that is asked has the newest view."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -290,8 +291,8 @@ def test_a_write_goes_where_the_group_before_says_that_the_slot_is() -> None:
     run(scenario())
 
 
-def test_a_write_waits_for_a_group_that_the_client_does_not_know_yet() -> None:
-    """A node tells of the slot's next header before the view with its group is everywhere."""
+def test_a_write_waits_until_the_client_knows_the_target_group() -> None:
+    """A node names the slot's next group owner before every node has the view with its group."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -309,8 +310,8 @@ def test_a_write_waits_for_a_group_that_the_client_does_not_know_yet() -> None:
 
 
 @pytest.mark.parametrize("how", ["down", "leaderless"])
-def test_what_was_never_accepted_is_a_definite_failure_by_the_deadline(how: str) -> None:
-    """Not sent, or refused each time: `Unavailable`, and nothing is there."""
+def test_a_write_never_accepted_is_a_definite_failure_at_the_deadline(how: str) -> None:
+    """A write that was never sent, or always refused, ends with `Unavailable` and has no effect."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -329,8 +330,8 @@ def test_what_was_never_accepted_is_a_definite_failure_by_the_deadline(how: str)
     run(scenario())
 
 
-def test_a_leader_that_has_no_room_is_quoted_at_the_deadline() -> None:
-    """The others are asked meanwhile and only say that they do not lead: that is not the reason."""
+def test_the_deadline_error_is_that_of_the_leader_without_room() -> None:
+    """The other members only answer that they do not lead, which is not the reason."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -356,9 +357,9 @@ def test_a_leader_that_has_no_room_is_quoted_at_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(("busy_s", "at_work"), [(40.0, True), (1e9, True), (40.0, False)])
-def test_a_leader_that_makes_room_is_waited_for(busy_s: float, at_work: bool) -> None:
-    """For `PATIENCE` timeouts; the rows go to it alone, about once a second, and not when no time is left for
-    its answer. One that is not at work is given up after one timeout, as ever."""
+def test_a_leader_that_flushes_rows_is_waited_for(busy_s: float, at_work: bool) -> None:
+    """For `PATIENCE` timeouts; the rows are sent to it alone, about once a second, and not if there is no
+    time left for its answer. A leader that is not busy is waited for one timeout only."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -395,8 +396,8 @@ def test_a_leader_that_makes_room_is_waited_for(busy_s: float, at_work: bool) ->
     run(scenario())
 
 
-def test_silence_until_the_deadline_is_unknown() -> None:
-    """A request that may be in the log is never reported as not done."""
+def test_no_answer_until_the_deadline_is_an_unknown_outcome() -> None:
+    """A request that may be in the log is never reported as a definite failure."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -408,8 +409,8 @@ def test_silence_until_the_deadline_is_unknown() -> None:
     run(scenario())
 
 
-def test_a_partly_acknowledged_write_is_unknown_and_says_how_much() -> None:
-    """One group answers, another is dead: a definite error would be a lie for the first."""
+def test_a_partly_acknowledged_write_is_unknown_and_counts_its_rows() -> None:
+    """One group answers, another is dead: a definite error would be wrong for the first."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -442,7 +443,7 @@ def test_bad_rows_are_refused_before_anything_is_sent() -> None:
 
 
 def test_tags_create_and_extend_a_table() -> None:
-    """The first write makes the table, a later one adds its new column, both keep their rows."""
+    """The first write creates the table, a later write adds a column; the rows of both stay."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -457,7 +458,7 @@ def test_tags_create_and_extend_a_table() -> None:
 
 
 def test_entries_are_split_by_rows_and_by_slot() -> None:
-    """An entry holds rows of one slot and partition only, at most `rows_max` of them."""
+    """An entry has rows of one slot and partition only, at most `rows_max`."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -474,7 +475,7 @@ def test_entries_are_split_by_rows_and_by_slot() -> None:
 
 
 def test_at_most_half_the_window_is_in_flight_per_slot() -> None:
-    """More writes than the group can remember wait for their turn, and all arrive once."""
+    """Writes beyond the window of the group wait for their turn, and all are applied once."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -492,7 +493,7 @@ def test_at_most_half_the_window_is_in_flight_per_slot() -> None:
 
 
 def test_a_bulk_writer_raises_the_first_failure() -> None:
-    """Nobody who drains it can take a lost row for written."""
+    """A caller that drains it cannot mistake a lost row for a written row."""
 
     async def scenario() -> None:
         fake, cluster = make()
