@@ -33,7 +33,7 @@ def admin_hello(name: str = "alice", cluster: str = "") -> Hello:
 
 
 class Recorder:
-    """A handler that keeps what came, and answers each request with `Accepted` unless told otherwise."""
+    """A handler that records events, and answers each request with `Accepted` by default."""
 
     def __init__(self, hello: Hello, answer: Answer | None = None) -> None:
         self.hello = hello

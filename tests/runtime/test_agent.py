@@ -1,4 +1,4 @@
-"""The agent as a whole, over a host that does what the test says."""
+"""The whole agent, over a host that the test scripts."""
 
 import asyncio
 import gc
@@ -70,7 +70,7 @@ SCHEMA = TableSchema("root", "t", 1, ())
 
 
 class ScriptedHost:
-    """Keeps each request until its batch is durable, then answers with the batch number."""
+    """Holds each request until its batch is durable, then answers with the batch number."""
 
     def __init__(self) -> None:
         audit = [(1, "me", "begin op-1"), (2, "", "op-1 enters SEALED")]
@@ -93,10 +93,10 @@ class ScriptedHost:
         self.broken = False
         self.statuses = 0
         self.keeps = False
-        """No reply goes out by itself."""
+        """If set, no reply is sent automatically."""
 
         self.leads_left = 0
-        """How often `hand_over` says that it is still under way."""
+        """How often `hand_over` returns that it is still in progress."""
 
     @property
     def idle(self) -> bool:
@@ -188,7 +188,7 @@ def prepare(
 
 
 class Running:
-    """An agent on its own, with its host and its log lines."""
+    """A running agent, with its host and its log lines."""
 
     def __init__(self, directory: Path) -> None:
         self.host = ScriptedHost()
@@ -222,7 +222,7 @@ def run(test: Coroutine[None, None, None]) -> None:
 
 
 def test_requests_of_one_turn_share_a_batch_and_wait_for_its_sync(tmp_path: Path) -> None:
-    """Replies come after the sync; many requests, few syncs; the log holds them after a restart."""
+    """Replies follow the sync; many requests share few syncs; the log contains them after a restart."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -239,8 +239,8 @@ def test_requests_of_one_turn_share_a_batch_and_wait_for_its_sync(tmp_path: Path
     opened.home.unlock()
 
 
-def test_roles_decide_what_may_be_asked(tmp_path: Path) -> None:
-    """A reader does not change anything, an operator does not speak for a node; all get a clear text."""
+def test_roles_decide_which_requests_are_allowed(tmp_path: Path) -> None:
+    """A reader may not change anything, an operator may not act as a node; both get a clear error."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -256,8 +256,8 @@ def test_roles_decide_what_may_be_asked(tmp_path: Path) -> None:
     run(test())
 
 
-def test_no_later_collection_walks_what_an_agent_started_with(tmp_path: Path) -> None:
-    """Some hundred thousand objects of imported modules: a pass over them stops every group of the node."""
+def test_later_collections_skip_objects_from_the_start(tmp_path: Path) -> None:
+    """A collection over the objects of all imported modules would stop every group of the node."""
     gc.unfreeze()
 
     async def test() -> None:
@@ -267,7 +267,7 @@ def test_no_later_collection_walks_what_an_agent_started_with(tmp_path: Path) ->
     run(test())
 
 
-def test_status_holds_what_only_the_shell_knows(tmp_path: Path) -> None:
+def test_status_contains_values_of_the_shell(tmp_path: Path) -> None:
     """Disk, log size and certificate are filled in."""
 
     async def test() -> None:
@@ -279,8 +279,8 @@ def test_status_holds_what_only_the_shell_knows(tmp_path: Path) -> None:
     run(test())
 
 
-def test_what_happened_is_remembered_bounded_and_readable(tmp_path: Path) -> None:
-    """A reader gets notable notes and the audit log; floods and repetitions push nothing out."""
+def test_events_are_retained_bounded_and_readable(tmp_path: Path) -> None:
+    """A reader gets notable events and the audit log; floods and repetitions displace nothing."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -310,7 +310,7 @@ def test_what_happened_is_remembered_bounded_and_readable(tmp_path: Path) -> Non
 
 
 def test_raft_frames_reach_the_host_under_the_certificate_s_name(tmp_path: Path) -> None:
-    """The sender is who the certificate says."""
+    """The certificate identifies the sender."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -322,9 +322,9 @@ def test_raft_frames_reach_the_host_under_the_certificate_s_name(tmp_path: Path)
     run(test())
 
 
-def test_a_copy_of_a_node_is_refused_and_the_node_itself_heard(tmp_path: Path) -> None:
-    """A copy of its directory that is started somewhere, a backup perhaps, costs a running node nothing; what
-    the copy says over a connection from before is not heard either."""
+def test_a_copy_of_a_node_is_refused_while_the_node_is_accepted(tmp_path: Path) -> None:
+    """If a copy of its directory is started, perhaps from a backup, the running node is not affected;
+    messages of the copy over an existing connection are ignored too."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -350,7 +350,7 @@ def test_a_copy_of_a_node_is_refused_and_the_node_itself_heard(tmp_path: Path) -
 
 
 def test_jobs_and_calls_come_back_as_events(tmp_path: Path) -> None:
-    """A job's result, and a call to nobody as `unavailable`."""
+    """The host gets the result of a job, and `unavailable` for a call to an unknown node."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -368,7 +368,7 @@ def test_jobs_and_calls_come_back_as_events(tmp_path: Path) -> None:
 
 
 def test_missing_chunk_is_not_found(tmp_path: Path) -> None:
-    """Chunks are served by the shell, with the storage room's errors."""
+    """The shell serves chunks, with the errors of `storage`."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -379,8 +379,8 @@ def test_missing_chunk_is_not_found(tmp_path: Path) -> None:
     run(test())
 
 
-def test_retired_incarnation_is_turned_away(tmp_path: Path) -> None:
-    """What the meta state retired does not come back."""
+def test_an_agent_refuses_a_retired_incarnation(tmp_path: Path) -> None:
+    """An incarnation that the meta state has retired cannot connect."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -393,7 +393,7 @@ def test_retired_incarnation_is_turned_away(tmp_path: Path) -> None:
 
 
 def test_broken_invariant_ends_the_agent_with_an_error(tmp_path: Path) -> None:
-    """Nothing is answered after it, and the exit code is not 0."""
+    """The agent answers nothing afterwards, and the exit code is not 0."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -427,7 +427,7 @@ def test_failed_sync_ends_the_agent_with_an_error(tmp_path: Path, monkeypatch: p
 
 
 def test_http_answers_health_ready_metrics(tmp_path: Path) -> None:
-    """And only those, and only GET."""
+    """HTTP answers only these paths, and only GET."""
 
     async def ask(port: int, line: str) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -451,10 +451,10 @@ def test_http_answers_health_ready_metrics(tmp_path: Path) -> None:
     run(test())
 
 
-def test_slow_http_sockets_keep_no_probe_out_and_metrics_are_made_once_a_second(
+def test_slow_http_sockets_block_no_probe_and_metrics_are_rendered_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection that has waited longest for its request goes, and waits for no time that is over."""
+    """The connection that has been open longest without a request is aborted at once, without its timeout."""
     monkeypatch.setattr("nodeagent.runtime.http.REQUEST_TIMEOUT_S", 600.0)
 
     async def ask(port: int, path: str) -> bytes:
@@ -472,7 +472,7 @@ def test_slow_http_sockets_keep_no_probe_out_and_metrics_are_made_once_a_second(
             ]
             assert b"200 OK" in await ask(port, "/health")
             async with asyncio.timeout(20):
-                assert await slow[0][0].read() == b"", "the oldest was cut"
+                assert await slow[0][0].read() == b"", "the oldest was aborted"
             first, asked = await ask(port, "/metrics"), running.host.statuses
             assert [await ask(port, "/metrics") for _ in range(20)] == [first] * 20
             assert running.host.statuses == asked
@@ -483,7 +483,7 @@ def test_slow_http_sockets_keep_no_probe_out_and_metrics_are_made_once_a_second(
 
 
 def test_second_agent_on_a_directory_is_refused(tmp_path: Path) -> None:
-    """And the first one goes on; after it stopped the directory is free."""
+    """The first agent continues; after it has stopped, the directory is free."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -496,8 +496,8 @@ def test_second_agent_on_a_directory_is_refused(tmp_path: Path) -> None:
     run(test())
 
 
-def test_missing_certificate_is_said(tmp_path: Path) -> None:
-    """With the way out; the lock is free afterwards."""
+def test_missing_certificate_is_an_error_with_its_path(tmp_path: Path) -> None:
+    """The error names the next step; the lock is free afterwards."""
 
     async def test() -> None:
         directory = prepare(tmp_path)
@@ -510,10 +510,10 @@ def test_missing_certificate_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("polls", "complete"), [(3, "true"), (1 << 30, "false")])
-def test_a_leaving_agent_hands_over_first_and_not_for_ever(
+def test_a_leaving_agent_transfers_leaderships_within_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polls: int, complete: str
 ) -> None:
-    """It stops when nothing is left to hand over, or after the bound, whichever is first."""
+    """It stops when it leads nothing any more, or after `HAND_OVER_S_MAX`, whichever is first."""
     monkeypatch.setattr("nodeagent.runtime.agent.HAND_OVER_S_MAX", 0.2)
 
     async def test() -> None:
@@ -549,8 +549,8 @@ def test_process_forms_a_cluster_of_one_and_ends_cleanly_on_sigterm(tmp_path: Pa
 
 @pytest.mark.real
 @pytest.mark.parametrize("which", [0, 1])
-def test_an_agent_whose_address_is_taken_says_so(tmp_path: Path, which: int) -> None:
-    """And nothing else: its log ends with the reason, which `cluster add-node` and `local up` show."""
+def test_an_agent_reports_an_address_in_use(tmp_path: Path, which: int) -> None:
+    """Its log ends with the reason, which `cluster add-node` and `local up` show."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         directory = prepare(tmp_path, tls=False, ports=(port, 0) if which == 0 else (0, port))
@@ -561,8 +561,8 @@ def test_an_agent_whose_address_is_taken_says_so(tmp_path: Path, which: int) -> 
     assert last.startswith("error: ") and str(port) in last and "address already in use" in last
 
 
-def test_who_is_retired_while_connected_is_heard_no_longer(tmp_path: Path) -> None:
-    """A process that stood still goes on with the connections it had; nothing it sends on them counts."""
+def test_a_node_retired_while_connected_is_ignored(tmp_path: Path) -> None:
+    """A process that was suspended resumes with its connections; its messages on them are ignored."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -580,9 +580,9 @@ def test_who_is_retired_while_connected_is_heard_no_longer(tmp_path: Path) -> No
     run(test())
 
 
-def test_who_is_no_member_may_ask_for_admission_only_until_it_is_known(tmp_path: Path) -> None:
-    """On one connection: nothing is taken from an unknown node but `CheckStatus`, and all once it is known.
-    The refusal is not final, for this node may only lag behind the others."""
+def test_an_unknown_node_may_only_ask_for_admission_until_it_is_known(tmp_path: Path) -> None:
+    """On one connection, an unknown node may send only `CheckStatus`, and everything once it is known. The
+    refusal is not final, because this node may lag behind the others."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -604,8 +604,8 @@ def test_who_is_no_member_may_ask_for_admission_only_until_it_is_known(tmp_path:
     run(test())
 
 
-def test_a_reader_s_many_scans_wait_for_each_other_and_an_operator_s_does_not(tmp_path: Path) -> None:
-    """All are answered in the end, also those of a reader that went away."""
+def test_many_scans_of_a_reader_wait_for_each_other_but_not_an_operator_s(tmp_path: Path) -> None:
+    """Every read ends, also the reads of a reader that has disconnected."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:

@@ -1,4 +1,4 @@
-"""The `nodeagent` command: init, and looking at a stopped node."""
+"""The `nodeagent` command: init, and inspecting a stopped node."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ INIT = ["--node", "node1", "--port", "9101", "--http-port", "9201", "--seed", "n
 
 
 def test_init_writes_settings_once(tmp_path: Path) -> None:
-    """A loadable node.yaml; an existing one is kept, a bad seed names itself."""
+    """node.yaml is loadable, an existing file is not overwritten, and the error names a bad seed."""
     directory = tmp_path / "node1"
     assert CliRunner().invoke(app, ["init", str(directory), *INIT]).exit_code == 0
     assert load_config(directory / "node.yaml").seeds[0].port == 9101
@@ -53,8 +53,8 @@ def test_usage_errors_look_like_iotctls(
     assert said[0].startswith("error: ") and says in said[0] and said[1].endswith("--help")
 
 
-def test_log_verbs_read_a_stopped_node(tmp_path: Path) -> None:
-    """`log dump` has a line per operation; `log check` says what is damaged with exit code 7."""
+def test_log_commands_read_a_stopped_node(tmp_path: Path) -> None:
+    """`log dump` prints a line per operation; `log check` reports damage with exit code 7."""
     started(tmp_path)
     log, _ = Log.open(RealDisk(tmp_path), "log", LogSettings(segment_bytes=1 << 20, zero_step_bytes=1 << 16))
     for index in range(1, 4):
@@ -75,8 +75,8 @@ def test_log_verbs_read_a_stopped_node(tmp_path: Path) -> None:
     assert checked.exit_code == 7 and "meta" in checked.stdout
 
 
-def test_running_node_is_left_alone(tmp_path: Path) -> None:
-    """The offline verbs refuse a directory in use, and one that is no node's."""
+def test_offline_commands_refuse_a_running_node(tmp_path: Path) -> None:
+    """The offline commands refuse a directory in use, and a directory without node.yaml."""
     CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
     disk = RealDisk(tmp_path)
     disk.lock()
@@ -88,9 +88,9 @@ def test_running_node_is_left_alone(tmp_path: Path) -> None:
     assert nothing.exit_code == 5 and "not a node's directory" in nothing.stderr
 
 
-def test_files_check_tells_what_belongs_to_nothing(tmp_path: Path) -> None:
-    """Named files are hashed; what no manifest names is told by kind, and an error with --strict alone;
-    groups that the meta group does not give this node are foreign to it."""
+def test_files_check_lists_files_that_no_manifest_names(tmp_path: Path) -> None:
+    """Files in a manifest are hashed; other files are listed by kind, and are an error only with --strict;
+    groups that the meta group does not assign to this node are foreign."""
     started(tmp_path, Rebase(META, Base(0, 0, Config(("node1",))), False))
     disk = RealDisk(tmp_path / "data")
     storage = room(disk)
@@ -122,7 +122,8 @@ def test_files_check_tells_what_belongs_to_nothing(tmp_path: Path) -> None:
 
 
 def test_checks_compare_log_checkpoints_and_name(tmp_path: Path) -> None:
-    """A checkpoint that the log goes on from and that is missing is an error of both; a lost log too."""
+    """If the checkpoint from which the log continues is missing, both checks fail; so they do for a lost
+    log."""
     started(tmp_path, Rebase(META, Base(5, 1, Config(("node1",))), False))
     for verb in ("files", "log", "files"):
         said = CliRunner().invoke(app, [verb, "check", str(tmp_path)])
@@ -134,8 +135,8 @@ def test_checks_compare_log_checkpoints_and_name(tmp_path: Path) -> None:
         assert said.exit_code == 7 and "log/ is missing or empty" in said.stderr, said.output
 
 
-def test_a_checkpoint_without_its_delta_and_an_older_one_are_noticed(tmp_path: Path) -> None:
-    """Files were removed that they name. A start that removes some says so in the log before."""
+def test_a_checkpoint_without_its_delta_and_an_older_one_are_damaged(tmp_path: Path) -> None:
+    """They name files that were removed. A start logs which checkpoint it needs before it removes files."""
     founded = Base(1, 0, Config(("node1",)), checkpoint=1)
     started(tmp_path, Rebase(GROUP, founded, False), Rebase(META, Base(0, 0, Config(("node1",))), False))
     storage = room(RealDisk(tmp_path / "data"))
@@ -166,9 +167,9 @@ def test_a_checkpoint_without_its_delta_and_an_older_one_are_noticed(tmp_path: P
     assert check() == (0, 0)
 
 
-def test_checks_do_not_pass_without_the_name_of_the_directory(tmp_path: Path) -> None:
-    """The agent would not start: `node.id` is missing beside a log or files. The next command is told. Before
-    a first start there is nothing to miss."""
+def test_checks_fail_without_node_id(tmp_path: Path) -> None:
+    """The agent would not start if `node.id` is missing beside a log or files. The error names the next
+    command. Before the first start nothing is missing."""
     CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
     verbs = ("log", "files")
     for verb in verbs:
@@ -186,10 +187,10 @@ def test_checks_do_not_pass_without_the_name_of_the_directory(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["node.id", "log/log.id", "log/000000000001.log"])
 def test_a_start_names_the_file_that_the_disk_cannot_read(tmp_path: Path, name: str) -> None:
-    """The operator learns where to look and what to do; nothing is deleted."""
+    """The error names the file and the next step; nothing is deleted."""
     started(tmp_path)
     (tmp_path / name).unlink()
-    (tmp_path / name).symlink_to("/proc/self/mem")  # whose first byte gives EIO, as a bad sector does
+    (tmp_path / name).symlink_to("/proc/self/mem")  # reading its first byte fails with EIO, like a bad sector
     said = CliRunner().invoke(app, ["run", str(tmp_path)])
     assert said.exit_code == 7 and name in said.stderr, said.stderr
     assert "iotctl cluster replace-node node1 NEW --dead" in said.stderr
@@ -199,8 +200,8 @@ def test_a_start_names_the_file_that_the_disk_cannot_read(tmp_path: Path, name: 
 
 
 def started(directory: Path, *ops: LogOp) -> int:
-    """Make the directory, if it is none, start and stop on it with these records in the log; how many files
-    the start swept."""
+    """Create the directory if needed, start and stop on it with these records in the log; return the number
+    of files that the start removed."""
     CliRunner().invoke(app, ["init", str(directory), *INIT])
     opened = open_directory(directory)
     opened.log.write(ops)

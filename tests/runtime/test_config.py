@@ -1,4 +1,4 @@
-"""`node.yaml`: every mistake has its line."""
+"""`node.yaml`: every mistake is reported with its line."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ raft:
 
 
 def test_settings_are_read_and_written_back() -> None:
-    """Dumped and parsed again, the value is the same."""
+    """Dumped settings parse to the same value."""
     config = parse_config(GOOD, "node.yaml")
     assert isinstance(config, NodeConfig)
     assert (config.seeds[1].port, config.cluster.replicas, config.raft.heartbeat_ms) == (9102, 3, 50)
@@ -69,19 +69,19 @@ def test_mistake_is_named_with_its_line(old: str, new: str, message: str) -> Non
 
 @pytest.mark.parametrize("text", ["", "- a list", "just words", "a: &x [*x]"])
 def test_other_documents_are_refused(text: str) -> None:
-    """Anything but a mapping of known settings."""
+    """Everything except a mapping of known settings is refused."""
     with pytest.raises(InvalidInput, match=r"node\.yaml:1"):
         parse_config(text, "node.yaml")
 
 
 def test_missing_file_is_invalid_input(tmp_path: Path) -> None:
-    """With the command that makes one."""
+    """The error names the command that creates the file."""
     with pytest.raises(InvalidInput, match="cannot be read"):
         load_config(tmp_path / "node.yaml")
 
 
 def test_aliases_and_depth_of_node_yaml_are_bounded() -> None:
-    """F15: ten lines of aliases stood for a billion values and took half a minute."""
+    """F15: ten lines of aliases expanded to a billion values and took half a minute."""
     layers = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 6))
     with pytest.raises(InvalidInput, match="more than"):
         parse_config(f"a0: &a0 [{', '.join('x' * 10)}]\n{layers}seeds: *a5\n", "node.yaml")

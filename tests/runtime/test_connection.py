@@ -1,4 +1,4 @@
-"""Connections: who is let in, what the refused are told, and that the server goes on serving."""
+"""Connections: which peers are admitted, what a refused peer receives, and that the server keeps serving."""
 
 import asyncio
 import random
@@ -55,7 +55,7 @@ async def serving(handler: Recorder, tls: bool = True) -> AsyncIterator[Listener
 
 
 def only(listener: Listener) -> Connection:
-    """The one connection that is served."""
+    """The only connection of the listener."""
     (served,) = listener.connections.all()
     assert isinstance(served, Connection)
     return served
@@ -71,7 +71,7 @@ async def reach(
 async def refused(
     port: int, who: Identity | None = None, hello: Hello | None = None, expect: str = ""
 ) -> str:
-    """The text of the refusal; the server must still serve others afterwards."""
+    """The text of the refusal; check that the server still serves others afterwards."""
     with pytest.raises(Forbidden) as caught:
         await reach(port, who, hello, expect)
     good = await reach(port)
@@ -81,7 +81,7 @@ async def refused(
 
 
 def test_request_and_reply() -> None:
-    """Replies find their request, in whatever order they come."""
+    """Replies reach their requests in any order."""
 
     async def test() -> None:
         waiting: list[tuple[Connection, int, Request]] = []
@@ -103,7 +103,7 @@ def test_request_and_reply() -> None:
 
 
 def test_frames_of_one_turn_leave_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many small frames given in one turn cost one write."""
+    """Many small frames of one turn take one write."""
 
     async def test() -> None:
         handler = Recorder(node_hello())
@@ -130,7 +130,7 @@ def test_frames_of_one_turn_leave_in_one_write(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_certificate_of_another_authority_is_refused() -> None:
-    """Both directions: theirs by us, ours by them."""
+    """In both directions."""
 
     async def test() -> None:
         async with serving(Recorder(node_hello())) as listener:
@@ -143,7 +143,7 @@ def test_certificate_of_another_authority_is_refused() -> None:
 
 
 def test_expired_certificate_is_refused_with_that_word() -> None:
-    """An operator reads `expired`, and the server says it too."""
+    """The error says `expired`, on the server too."""
 
     async def test() -> None:
         handler = Recorder(node_hello())
@@ -167,7 +167,7 @@ def test_expired_certificate_is_refused_with_that_word() -> None:
     ],
 )
 def test_wrong_hello_is_refused(who: tuple[str, str], hello: Hello, expect: str, text: str) -> None:
-    """Role, name, cluster, version, and the node we meant: each with its own text at the other end."""
+    """Role, name, cluster, protocol and expected node: each mismatch has its own text at the other end."""
 
     async def test() -> None:
         async with serving(Recorder(node_hello())) as listener:
@@ -187,8 +187,8 @@ def test_wrong_hello_is_refused(who: tuple[str, str], hello: Hello, expect: str,
         (0, 0, "speaks protocol 0"),
     ],
 )
-def test_two_sides_talk_if_they_have_a_protocol_in_common(newest: int, oldest: int, text: str) -> None:
-    """A later release speaks the version of this one, too, while nodes are upgraded one after the other."""
+def test_two_sides_connect_if_they_have_a_protocol_in_common(newest: int, oldest: int, text: str) -> None:
+    """While nodes are upgraded one by one, a later release still speaks the protocol of this release."""
     theirs = Hello(newest, "admin", "alice", oldest_protocol=oldest)
     if not text:
         return check_hello(node_hello(), theirs, None)
@@ -211,7 +211,7 @@ def test_two_sides_talk_if_they_have_a_protocol_in_common(newest: int, oldest: i
 def test_a_node_that_does_not_speak_the_cluster_s_level_is_refused(
     mine: dict[str, int], theirs: dict[str, int], text: str
 ) -> None:
-    """Whichever of the two knows it; a person's program may be of any release."""
+    """Whichever of the two nodes detects it; a client may be of any release."""
 
     def meet(hello: Hello) -> None:
         check_hello(msgspec.structs.replace(node_hello("node1"), **mine), hello, None)
@@ -226,7 +226,7 @@ def test_a_node_that_does_not_speak_the_cluster_s_level_is_refused(
 
 
 def test_retired_incarnation_is_refused() -> None:
-    """What the handler refuses is told to the peer like any other refusal."""
+    """The peer receives a refusal of the handler like any other refusal."""
 
     async def test() -> None:
         handler = Recorder(node_hello())
@@ -244,7 +244,7 @@ def test_retired_incarnation_is_refused() -> None:
 
 
 def test_only_nodes_take_part_in_consensus() -> None:
-    """A Raft frame of an operator ends its connection with a clear text."""
+    """A Raft frame from an operator ends the connection with a clear text."""
 
     async def test() -> None:
         handler = Recorder(node_hello())
@@ -260,7 +260,7 @@ def test_only_nodes_take_part_in_consensus() -> None:
 
 @pytest.mark.parametrize("tls", [True, False])
 def test_random_bytes_end_only_their_connection(tls: bool) -> None:
-    """Garbage on the port, before a hello: closed, and others are served."""
+    """Random bytes before a hello end the connection; other peers are served."""
 
     async def test() -> None:
         async with serving(Recorder(node_hello()), tls) as listener:
@@ -294,8 +294,8 @@ def test_large_frame_before_the_hello_is_refused() -> None:
     run(test())
 
 
-def test_half_open_connection_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that connects and says nothing does not stay."""
+def test_half_open_connection_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that connects but sends nothing is disconnected."""
     monkeypatch.setattr(room, "HELLO_TIMEOUT_S", 0.05)
 
     async def test() -> None:
@@ -309,7 +309,7 @@ def test_half_open_connection_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_silent_server_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dialling a port that accepts and never answers ends in time."""
+    """Dialling a port that accepts but never answers fails in time."""
 
     async def test() -> None:
         server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
@@ -327,7 +327,7 @@ def test_silent_server_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test())
 
 
-def test_nobody_there_is_unavailable() -> None:
+def test_a_refused_connection_is_unavailable() -> None:
     """A refused connection is `Unavailable`: nothing was sent."""
 
     async def test() -> None:
@@ -339,8 +339,8 @@ def test_nobody_there_is_unavailable() -> None:
     run(test())
 
 
-def test_a_node_that_moved_is_found_where_it_is_now() -> None:
-    """As soon as its new address is known; for what is asked of it, and for file chunks."""
+def test_a_node_that_moved_is_reached_at_its_new_address() -> None:
+    """As soon as its new address is known, for requests and for file chunks."""
 
     class Mine(Recorder):
         peers: Peers
@@ -375,8 +375,8 @@ def test_a_node_that_moved_is_found_where_it_is_now() -> None:
     run(test())
 
 
-def test_no_connection_outlives_its_question_to_a_stranger_or_the_peers() -> None:
-    """The other side would keep each until the process ends."""
+def test_no_connection_outlives_a_call_to_an_unknown_node_or_the_peers() -> None:
+    """Otherwise the other side would hold every connection until the process ends."""
 
     async def ended(node: Recorder, count: int) -> None:
         async with asyncio.timeout(5):
@@ -402,7 +402,7 @@ def test_no_connection_outlives_its_question_to_a_stranger_or_the_peers() -> Non
 
 
 def test_late_reply_is_outcome_unknown() -> None:
-    """A request that was sent and not answered may have happened; the late reply harms nobody."""
+    """A request without an answer may have taken effect; its late reply is ignored."""
 
     async def test() -> None:
         held: list[tuple[Connection, int]] = []
@@ -421,7 +421,7 @@ def test_late_reply_is_outcome_unknown() -> None:
 
 
 def test_lost_connection_answers_every_call() -> None:
-    """When the server goes away, calls that wait learn it at once, and later ones are `Unavailable`."""
+    """When the server stops, waiting calls fail at once, and later calls are `Unavailable`."""
 
     async def test() -> None:
         handler = Recorder(node_hello(), lambda link, number, _: None)
@@ -441,7 +441,7 @@ def test_lost_connection_answers_every_call() -> None:
 
 
 def test_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the bound Raft frames are dropped and requests refused; nothing grows."""
+    """Above the limit Raft frames are dropped and requests refused; the queue does not grow."""
     monkeypatch.setattr(room, "QUEUE_BYTES_MAX", 1 << 20)
     monkeypatch.setattr(room, "SOCKET_BUFFER_HIGH", 1 << 16)
 
@@ -471,7 +471,7 @@ def test_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_many_open_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The accepting side answers `Overloaded` past its bound, whatever the client thinks."""
+    """The accepting side answers `Overloaded` above its limit, even if the client sends more."""
 
     async def test() -> None:
         handler = Recorder(node_hello(), lambda link, number, _: None)
@@ -507,7 +507,7 @@ def test_large_replies_pass_whole() -> None:
 
 
 def test_without_tls_only_the_protocol_version_and_names_count() -> None:
-    """On loopback, TLS off: the hello is believed."""
+    """On loopback without TLS, the name in the hello counts."""
 
     async def test() -> None:
         async with serving(Recorder(node_hello()), tls=False) as listener:
@@ -518,8 +518,8 @@ def test_without_tls_only_the_protocol_version_and_names_count() -> None:
     run(test())
 
 
-def test_a_request_that_does_not_decode_is_refused_and_the_connection_goes_on() -> None:
-    """Of a later release, or out of range: its number is known, so it gets its reply, as others do."""
+def test_a_request_that_does_not_decode_is_refused_and_the_connection_continues() -> None:
+    """A request of a later release, or out of range, has a known number, so it gets a reply."""
 
     async def test() -> None:
         handler = Recorder(node_hello())
@@ -546,7 +546,7 @@ def test_a_request_that_does_not_decode_is_refused_and_the_connection_goes_on() 
 
 
 def test_a_frame_that_does_not_end_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slowly its bytes come; what was held of it is given back."""
+    """However slowly its bytes arrive; its counted bytes are released."""
     monkeypatch.setattr(frame_deadline, "FRAME_TIMEOUT_S", 0.05)
     monkeypatch.setattr(frame_deadline, "FRAME_BYTES_PER_S_MIN", 1 << 40)
 
@@ -588,8 +588,9 @@ def test_bytes_after_a_close_are_not_counted_as_an_unfinished_frame() -> None:
 @pytest.mark.parametrize(
     "role,at_once", [("reader", FIRST_BYTES), ("admin", FIRST_BYTES_TRUSTED), ("node", FIRST_BYTES_TRUSTED)]
 )
-def test_what_a_peer_announces_is_set_aside_as_it_comes(role: str, at_once: int) -> None:
-    """A reader's few bytes hold no more than 64 KiB, whatever it says will follow; nobody's hold it all."""
+def test_memory_for_a_frame_grows_with_received_bytes(role: str, at_once: int) -> None:
+    """A few bytes of a reader allocate at most 64 KiB, whatever length is announced; no role gets all of
+    it."""
 
     async def test() -> None:
         handler = Recorder(node_hello())
@@ -607,9 +608,9 @@ def test_what_a_peer_announces_is_set_aside_as_it_comes(role: str, at_once: int)
     run(test())
 
 
-def test_each_frame_has_its_own_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One timer serves all frames of a connection: it rings for none too early, nor for a short one when a
-    long one before it would have had to end."""
+def test_each_frame_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One timer serves all frames of a connection: it never ends a frame too early, nor a short frame by the
+    deadline of the long frame before."""
     monkeypatch.setattr(frame_deadline, "FRAME_TIMEOUT_S", 0.2)
 
     async def test() -> None:
@@ -630,7 +631,7 @@ def test_each_frame_has_its_own_time_to_end(monkeypatch: pytest.MonkeyPatch) -> 
         async with serving(handler) as listener:
             link = await reach(listener.port, identity("alice", "admin"), admin_hello())
             served = only(listener)
-            for _ in range(4):  # each begins before the one before it would have had to end
+            for _ in range(4):  # each begins before the deadline of the frame before
                 frame = bytes(codec.encode_request(1, GetStatus()))
                 served._on_bytes(frame[:7])
                 await asyncio.sleep(0.1)
@@ -644,8 +645,8 @@ def test_each_frame_has_its_own_time_to_end(monkeypatch: pytest.MonkeyPatch) -> 
     run(test())
 
 
-def test_a_frame_that_came_in_pieces_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On neither side: once its last byte has come, nothing of it is waited for."""
+def test_a_frame_that_arrived_in_pieces_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On neither side: once the last byte has arrived, no deadline remains."""
     monkeypatch.setattr(frame_deadline, "FRAME_TIMEOUT_S", 0.05)
 
     async def test() -> None:
@@ -668,8 +669,8 @@ def test_a_frame_that_came_in_pieces_ends_no_connection(monkeypatch: pytest.Monk
     run(test())
 
 
-def test_many_half_open_connections_keep_an_operator_out_no_longer() -> None:
-    """Nor does it take a timeout until they are gone."""
+def test_many_half_open_connections_lock_no_operator_out() -> None:
+    """The operator is admitted at once, without waiting for their timeout."""
 
     async def test() -> None:
         handler = Recorder(node_hello())
@@ -681,7 +682,7 @@ def test_many_half_open_connections_keep_an_operator_out_no_longer() -> None:
             assert isinstance(await link.call(GetStatus(), 5), Accepted)
             assert UNKNOWN_MAX <= len(listener.connections) <= UNKNOWN_MAX + 1
             async with asyncio.timeout(room.HELLO_TIMEOUT_S / 2):
-                assert await strangers[0][0].read() == b"", "the oldest was cut"
+                assert await strangers[0][0].read() == b"", "the oldest was aborted"
             link.close()
             for _, writer in strangers:
                 writer.close()

@@ -1,4 +1,4 @@
-"""The system calls of the real disk, in their order: what a crash of the machine would find."""
+"""The system calls of the real disk, in order: they decide what survives a crash of the machine."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ CHANGES = ("pwrite", "pwritev", "fdatasync", "fsync", "rename", "makedirs", "unl
 
 
 class Calls:
-    """Those that change something, by the names of the files; `fail` is the one that fails."""
+    """Records the calls that change the disk, by file name; the call `fail` fails."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -50,7 +50,9 @@ def test_a_file_is_synced_before_it_gets_its_name_and_its_name_after(calls: tupl
 
 
 @pytest.mark.parametrize("fails", ["pwrite", "fdatasync", "rename"])
-def test_what_could_not_be_written_whole_replaces_nothing(calls: tuple[RealDisk, Calls], fails: str) -> None:
+def test_a_file_that_could_not_be_written_whole_replaces_nothing(
+    calls: tuple[RealDisk, Calls], fails: str
+) -> None:
     disk, seen = calls
     disk.write_atomic("file", b"old")
     seen.fail = fails
@@ -77,10 +79,8 @@ def test_each_new_directory_is_synced_in_the_one_above(calls: tuple[RealDisk, Ca
     assert seen.made == []
 
 
-def test_a_write_that_the_system_takes_in_parts_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one of many parts, which is begun anew."""
+def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a write of many parts, which is written again as one buffer."""
     whole_write, whole_writev = os.pwrite, os.pwritev
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole_write(fd, bytes(data)[:3], at))
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: whole_writev(fd, [b"".join(parts)[:3]], at))

@@ -1,4 +1,4 @@
-"""When the driver turns to its host, and what it makes of a peer's refusal."""
+"""When the driver calls its host, and how it handles a peer's refusal."""
 
 import asyncio
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.runtime.links import admin_hello
 
 NEVER = 1 << 40
 TURNS = 20
-"""More of the loop's than it takes until all that is due now is done."""
+"""More turns of the loop than needed to run everything that is due now."""
 
 
 def driver_of(host: object, clock: Clock | None = None) -> Driver:
@@ -48,8 +48,8 @@ async def let_run() -> None:
     ],
 )
 def test_a_refusal_of_this_directory_reaches_the_host(details: dict[str, str], told: list[str]) -> None:
-    """A node that runs on an older copy of its directory, or was given up, learns it from its peers alone.
-    What they say of another directory is no matter of this one."""
+    """A node that runs on an older copy of its directory, or that was retired, learns this only from its
+    peers. A refusal of another directory is ignored."""
     heard: list[str] = []
     host = SimpleNamespace(
         on_older_copy=lambda why, now: heard.append("older"),
@@ -68,8 +68,8 @@ def test_a_refusal_of_this_directory_reaches_the_host(details: dict[str, str], t
     assert heard == told
 
 
-def test_a_peer_that_cannot_be_reached_is_noted_once_for_each_reason() -> None:
-    """It is dialled again every second: one line each time would fill the disk."""
+def test_an_unreachable_peer_is_logged_once_for_each_reason() -> None:
+    """It is dialled every second: a line for each attempt would fill the disk."""
     noted: list[str] = []
 
     async def test() -> None:
@@ -84,8 +84,8 @@ def test_a_peer_that_cannot_be_reached_is_noted_once_for_each_reason() -> None:
     assert noted == ["down", "forbidden", "down", "down"]
 
 
-def test_a_deadline_that_came_nearer_is_kept() -> None:
-    """A node that is elected has to speak long before the time at which it would have stood again."""
+def test_an_earlier_deadline_rearms_the_timer() -> None:
+    """A newly elected leader must send heartbeats long before its former election deadline."""
 
     class Stopped(Clock):
         def now(self) -> int:
@@ -126,8 +126,8 @@ def test_a_deadline_that_came_nearer_is_kept() -> None:
     asyncio.run(test())
 
 
-def test_what_a_turn_left_undone_is_done_though_nothing_happens_any_more() -> None:
-    """The host does so much at a time that the loop is not held up. Who waits for the rest sends nothing."""
+def test_work_left_by_a_turn_is_done_without_a_further_event() -> None:
+    """The host bounds its work per turn so that the loop stays free. No further event triggers the rest."""
 
     class Host:
         def __init__(self) -> None:

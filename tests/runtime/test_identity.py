@@ -1,4 +1,4 @@
-"""Certificates: what they say, who may read the keys, and what is refused."""
+"""Certificates: their contents, the file modes of keys, and refused input."""
 
 import pickle
 import stat
@@ -21,8 +21,8 @@ from nodeagent.transport.tls import Identity, client_context, server_context
 from tests.runtime.links import authority
 
 
-def test_certificate_says_name_role_and_hosts() -> None:
-    """Everything a peer or `cert show` reads from it."""
+def test_certificate_contains_name_role_and_hosts() -> None:
+    """Every field that a peer or `cert show` reads."""
     pair = issue(authority("ours"), "node1", "node", hosts=("10.0.0.7", "db.example"), days=30)
     facts = certificate_facts(pair.cert)
     assert (facts.name, facts.role, facts.issuer) == ("node1", "node", "ours authority")
@@ -32,14 +32,14 @@ def test_certificate_says_name_role_and_hosts() -> None:
 
 
 def test_issuer_is_verified() -> None:
-    """By signature, not by name."""
+    """The signature decides, not the name."""
     pair = issue(authority("ours"), "node1", "node")
     assert is_issued_by(pair.cert, authority("ours").cert)
     assert not is_issued_by(pair.cert, create_authority("ours").cert)
 
 
-def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
-    """Mode 0600, from the first byte on, also when replaced."""
+def test_key_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    """Mode 0600 from the first byte on, also if the file is replaced."""
     write_authority(tmp_path / "ca", authority("ours"))
     for _ in range(2):
         pair = issue(authority("ours"), "node1", "node")
@@ -51,7 +51,7 @@ def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
 
 
 def test_paths_and_text_are_both_an_identity(tmp_path: Path) -> None:
-    """CI gives PEM text, a node has files; a worker gets either by pickle."""
+    """CI passes PEM text, a node has files; both are picklable for a Spark worker."""
     pair = issue(authority("ours"), "node1", "node")
     files = write_identity(tmp_path, pair, authority("ours").cert)
     for identity in (files, Identity(pair.cert, pair.key, authority("ours").cert)):
@@ -67,13 +67,13 @@ def test_paths_and_text_are_both_an_identity(tmp_path: Path) -> None:
     [("Node 1", "node"), ("x" * 64, "node"), ("a\nb", "admin"), ("", "reader"), ("n", "root")],
 )
 def test_names_and_roles_are_checked(name: str, role: str) -> None:
-    """What could not be a node or an operator gets no certificate."""
+    """An invalid name or role gets no certificate."""
     with pytest.raises(InvalidName):
         issue(authority("ours"), name, role)
 
 
 def test_unreadable_material_is_invalid_input(tmp_path: Path) -> None:
-    """Not a traceback of the TLS library."""
+    """Not an exception of the TLS library."""
     pair = issue(authority("ours"), "node1", "node")
     other = issue(authority("ours"), "node1", "node")
     ca = authority("ours").cert

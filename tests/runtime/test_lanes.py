@@ -1,4 +1,4 @@
-"""Threads that run calls one after the other."""
+"""Threads that run calls in order."""
 
 import threading
 
@@ -8,7 +8,7 @@ from nodeagent.runtime.lanes import Lane
 
 
 def test_a_call_that_raises_ends_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are run as before, and it is not silent."""
+    """The other calls still run, and the exception is reported."""
     told: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(repr(args.exc_value)))
     lane, done = Lane("test", 10), threading.Event()

@@ -1,4 +1,4 @@
-"""The log's thread: order, group commit, and the end after a failed sync."""
+"""The log thread: order, group commit, and the end after a failed sync."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ from nodeagent.runtime.log_thread import LogThread
 
 
 class SlowLog:
-    """A log whose sync waits for permission, and that says what it did."""
+    """A log whose sync waits for permission, and that records its calls."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -45,8 +45,8 @@ def ops(term: int) -> list[LogOp]:
     return [SetHard("meta", HardState(term))]
 
 
-def test_batches_that_come_during_a_sync_share_the_next_one() -> None:
-    """One sync for all that waited; one completion with the highest number, after the sync."""
+def test_batches_that_arrive_during_a_sync_share_the_next_sync() -> None:
+    """One sync for all waiting batches; one completion with the highest number, after the sync."""
     log = SlowLog()
     posted: queue.SimpleQueue[int] = queue.SimpleQueue()
     thread = LogThread(log, posted.put, lambda error: None, 60)
@@ -66,8 +66,8 @@ def test_batches_that_come_during_a_sync_share_the_next_one() -> None:
 
 
 def test_full_disk_holds_batches_back_until_there_is_room() -> None:
-    """What there was room for is synced and completed; the rest is tried again, in order, and no other batch
-    comes before it. Nothing fails."""
+    """The batches that fit are synced and completed; the rest is retried in order, before any later batch.
+    Nothing fails."""
     log = SlowLog()
     posted: queue.SimpleQueue[int] = queue.SimpleQueue()
     failed: list[BaseException] = []
@@ -103,8 +103,8 @@ def test_full_disk_holds_batches_back_until_there_is_room() -> None:
     assert failed == [] and thread.held == 0
 
 
-def test_stop_on_a_full_disk_waits_for_nothing() -> None:
-    """What there is no room for promised nothing: the log is closed without it."""
+def test_stop_on_a_full_disk_does_not_wait_for_room() -> None:
+    """Nothing was acknowledged for the held batches: the log is closed without them."""
     log = SlowLog()
 
     def refuse(ops: Sequence[LogOp]) -> None:
@@ -134,7 +134,7 @@ def test_failed_sync_is_final() -> None:
 
 
 def test_stop_writes_what_was_submitted() -> None:
-    """A clean end leaves nothing unwritten behind."""
+    """A clean stop writes every submitted batch."""
     log = SlowLog()
     posted: list[int] = []
     thread = LogThread(log, posted.append, lambda error: None, 60)
@@ -147,8 +147,8 @@ def test_stop_writes_what_was_submitted() -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_space_is_looked_after_busy_or_not(busy: bool) -> None:
-    """`reclaim` is called when its time has come, between syncs too."""
+def test_space_is_reclaimed_busy_or_idle(busy: bool) -> None:
+    """`reclaim` is called when it is due, between syncs too."""
 
     class Log(SlowLog):
         reclaimed = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""What the metrics page says of a status."""
+"""The metrics page of a status."""
 
 from nodeagent.model.requests import NodeStatus
 from nodeagent.runtime.metrics import render

@@ -1,4 +1,4 @@
-"""Who may hold a connection: strangers keep nobody out, and a reader's greed costs readers alone."""
+"""Places of connections: unknown peers lock nobody out, and a greedy reader affects only readers."""
 
 import pytest
 
@@ -20,13 +20,13 @@ class Link:
         self.places.leave(self)
 
 
-def test_half_open_connections_go_oldest_first_and_the_silent_before_those_that_speak() -> None:
+def test_half_open_connections_are_aborted_oldest_first_and_silent_first() -> None:
     places = Places()
     operator = Link(places)
     places.speaks(operator)
     silent = [Link(places) for _ in range(10 * UNKNOWN_MAX)]
     assert len(places) == UNKNOWN_MAX
-    assert not operator.aborted, "it is shaking hands and must get in"
+    assert not operator.aborted, "its handshake has begun and must succeed"
     assert [s.aborted for s in silent].index(False) == len(silent) - UNKNOWN_MAX + 1
     places.greeted(operator, "admin", "alice")
     for link in [Link(places) for _ in range(2 * UNKNOWN_MAX)]:
@@ -34,7 +34,7 @@ def test_half_open_connections_go_oldest_first_and_the_silent_before_those_that_
     assert not operator.aborted and len(places) == UNKNOWN_MAX + 1
 
 
-def test_readers_take_no_place_of_others_and_one_reader_not_all_of_the_readers() -> None:
+def test_readers_take_no_places_of_other_roles_and_one_reader_not_all() -> None:
     places = Places()
     for _ in range(READER_MAX):
         places.greeted(Link(places), "reader", "bob")

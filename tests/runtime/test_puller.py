@@ -58,7 +58,7 @@ class Node:
         self.peers = peers
         self.asked: list[FetchChunk] = []
         self.flip: set[int] = set()
-        """Offsets whose chunks are served with a wrong byte."""
+        """Offsets of the chunks that are served with a wrong byte."""
 
         self.results: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self.loop = asyncio.new_event_loop()
@@ -94,7 +94,7 @@ class Node:
         return self.results.get(timeout=10)
 
     def hold(self, group: str, names: list[str]) -> None:
-        """Put files into a group and offer them as a snapshot."""
+        """Create files in a group and a snapshot of them."""
         for name in names:
             path = layout.file_path(group, 7, name)
             self.disk.mkdirs(layout.slot_dir(group, 7))
@@ -132,7 +132,7 @@ def wanted(name: str, *sources: str) -> StagedFile:
 
 
 def test_files_arrive_verified_and_are_counted(nodes: list[Node]) -> None:
-    """Every byte, each chunk asked for once, counted under the operation."""
+    """All bytes arrive, each chunk is requested once, and the bytes are counted under the operation."""
     a, _, c = nodes
     result = c.run(StageFiles("op1", "c.9", (wanted("f1", "a"), wanted("f2", "a"))))
     assert result == FilesStaged(("f1", "f2"), (), 2 * len(CONTENT), 0)
@@ -142,7 +142,7 @@ def test_files_arrive_verified_and_are_counted(nodes: list[Node]) -> None:
 
 
 def test_flipped_byte_is_fetched_again_from_the_next_source(nodes: list[Node]) -> None:
-    """A wrong byte on the way never gets a name; the other holder has the file."""
+    """A file with a wrong byte is never renamed into place; it is fetched from the other holder."""
     a, b, c = nodes
     a.flip = {CHUNK_BYTES}
     result = c.run(StageFiles("op1", "c.9", (wanted("f1", "a", "b"),)))
@@ -152,15 +152,15 @@ def test_flipped_byte_is_fetched_again_from_the_next_source(nodes: list[Node]) -
     assert b.asked
 
 
-def test_dead_source_is_passed_over(nodes: list[Node]) -> None:
-    """No contact with the first source: the second one gives the file."""
+def test_dead_source_is_skipped(nodes: list[Node]) -> None:
+    """The first source cannot be reached: the file comes from the second."""
     result = nodes[2].run(StageFiles("op1", "c.9", (wanted("f1", "gone", "b"),)))
     assert isinstance(result, FilesStaged) and result.names == ("f1",)
 
 
 @pytest.mark.parametrize("more,size", [(1, len(CONTENT)), (0, CHUNK_BYTES - 1)])
-def test_a_source_that_sends_more_than_it_may_is_passed_over(nodes: list[Node], more: int, size: int) -> None:
-    """More than was asked for, which no rate would hold back, or more than it says that there is."""
+def test_a_source_that_sends_too_much_is_skipped(nodes: list[Node], more: int, size: int) -> None:
+    """More bytes than requested, which no rate would limit, or more than the size it reports."""
     _, b, c = nodes
     ask = c.ask
 
@@ -173,11 +173,11 @@ def test_a_source_that_sends_more_than_it_may_is_passed_over(nodes: list[Node], 
     result = c.run(StageFiles("op1", "c.9", (wanted("f1", "a", "b"),)))
     assert result == FilesStaged(("f1",), (), len(CONTENT), 0)
     assert c.puller.received_bytes == {"op1": len(CONTENT)}
-    assert b.asked and b.asked[0].offset == 0, "nothing of it came from the other"
+    assert b.asked and b.asked[0].offset == 0, "the file came from this source alone"
 
 
-def test_missing_file_is_a_reason_not_an_empty_file(nodes: list[Node]) -> None:
-    """`not_found` of the source reaches the result; nothing gets the name."""
+def test_missing_file_is_a_failure_not_an_empty_file(nodes: list[Node]) -> None:
+    """The result contains `not_found` of the source; no file is created."""
     result = nodes[2].run(StageFiles("op1", "c.9", (wanted("f9", "a"),)))
     assert isinstance(result, FilesStaged) and result.names == ()
     assert "has no f9" in result.failed[0][1]
@@ -193,7 +193,7 @@ def test_snapshot_is_installed(nodes: list[Node]) -> None:
 
 @pytest.mark.parametrize("group", ["meta", "a.1"])
 def test_no_snapshot_waits_for_files_of_moved_slots(nodes: list[Node], group: str) -> None:
-    """At a low rate those take very long, and that the rate was raised may stand in the very snapshot."""
+    """At a low rate those take very long, and the snapshot itself may contain the raised rate."""
     a, _, c = nodes
     c.puller.rate.bytes_per_s = 1
     for number in range(2, 2 + 2 * PULLS):
@@ -204,7 +204,7 @@ def test_no_snapshot_waits_for_files_of_moved_slots(nodes: list[Node], group: st
 
 
 def test_chunk_of_an_unknown_snapshot_is_not_found(nodes: list[Node]) -> None:
-    """Never an empty chunk."""
+    """The answer is never an empty chunk."""
     replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
     nodes[0].jobs.chunk(FetchChunk("dead", "f1", 0, 10), replies.put)
     reply = replies.get(timeout=5)
@@ -212,7 +212,7 @@ def test_chunk_of_an_unknown_snapshot_is_not_found(nodes: list[Node]) -> None:
 
 
 def test_hostile_name_is_refused(nodes: list[Node]) -> None:
-    """A path never travels."""
+    """A name that is a path is refused."""
     replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
     nodes[0].jobs.chunk(FetchChunk(SNAPSHOT, "../../LOCK", 0, 10), replies.put)
     reply = replies.get(timeout=5)
@@ -220,14 +220,14 @@ def test_hostile_name_is_refused(nodes: list[Node]) -> None:
 
 
 def test_stopped_puller_fails_the_job(nodes: list[Node]) -> None:
-    """A pull that runs while the agent stops ends with a reason instead of hanging."""
+    """A pull that runs while the agent stops fails with a reason instead of hanging."""
     nodes[2].puller.stop()
     result = nodes[2].run(StageFiles("op1", "c.9", (wanted("f1", "a"),)))
     assert isinstance(result, FilesStaged) and "is stopping" in result.failed[0][1]
 
 
 def test_rate_spreads_bytes_over_time() -> None:
-    """Waiting grows with the bytes, unused time makes up for a short burst only, 0 is no limit."""
+    """The wait grows with the bytes, unused time allows only a short burst, 0 means no limit."""
     rate = Rate(1000)
     assert rate.take(250, 100.0) == 0.0
     assert rate.take(1000, 100.0) == pytest.approx(1.0)
@@ -243,10 +243,11 @@ def test_errors_of_jobs_never_end_a_lane(nodes: list[Node]) -> None:
     assert isinstance(nodes[0].run(MakeSnapshot("cd", "a.1", ())), Done)
 
 
-def test_a_job_that_ends_with_a_bug_is_answered_before_the_next_one(
+def test_a_job_that_raises_is_answered_before_the_next_job(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever ordered it would wait for ever, and it would count nowhere; one that pulls files as well."""
+    """Otherwise the host would wait without end, and no counter would show it; also for a job that pulls
+    files."""
     a, _, c = nodes
 
     def fail(*_: object) -> None:
@@ -264,8 +265,8 @@ def test_a_job_that_ends_with_a_bug_is_answered_before_the_next_one(
     assert (a.jobs.failed, c.jobs.failed) == (1, 1)
 
 
-def test_changed_rate_forgets_what_was_taken_at_the_old_one() -> None:
-    """A debt made at a low rate does not hold up a higher one."""
+def test_a_changed_rate_forgets_bytes_taken_at_the_old_rate() -> None:
+    """Bytes taken at a low rate do not delay a higher rate."""
     rate = Rate(10)
     assert rate.take(1000, 100.0) == pytest.approx(99.75)
     rate.bytes_per_s = 10
@@ -274,8 +275,8 @@ def test_changed_rate_forgets_what_was_taken_at_the_old_one() -> None:
     assert rate.take(1000, 100.0) == 0.0
 
 
-def test_without_room_no_file_is_pulled_and_what_came_is_used_later(nodes: list[Node]) -> None:
-    """The reason comes back as `overloaded`; index and checkpoint of a snapshot are no files."""
+def test_without_room_no_file_is_pulled_and_received_files_are_used_later(nodes: list[Node]) -> None:
+    """The job fails as `overloaded`; index and checkpoint of a snapshot are still pulled."""
     a, _, c = nodes
     why = ["the disk of c has 1 MiB left"]
     c.puller._no_room = lambda: why[0]

@@ -1,10 +1,10 @@
-"""What `auto` lets pulling take."""
+"""The pull rate of `auto`."""
 
 from nodeagent.runtime.rate import BUSY_ABOVE, CEILING, EVERY_S, FLOOR, START, AutoRate
 
 
 class Machine:
-    """Two processors and one agent."""
+    """A machine with two processors and one agent."""
 
     def __init__(self) -> None:
         self.auto = AutoRate()
@@ -25,18 +25,18 @@ class Machine:
         return self.auto.bytes_per_s
 
 
-def test_nothing_holds_a_copy_back_while_nobody_asks_for_rows() -> None:
+def test_a_copy_has_no_limit_while_no_rows_are_requested() -> None:
     machine = Machine()
     assert [machine.pass_time(busy=1.0, rows_per_s=4.0) for _ in range(20)] == [0] * 20
 
 
-def test_a_copy_gives_way_to_writers_down_to_the_floor_and_no_further() -> None:
+def test_a_copy_slows_down_for_writers_to_the_floor() -> None:
     machine = Machine()
     rates = [machine.pass_time(busy=1.0, rows_per_s=500.0) for _ in range(30)]
     assert rates[0] < START and rates == sorted(rates, reverse=True) and rates[-1] == FLOOR
 
 
-def test_it_takes_more_while_processors_are_idle_and_settles_between() -> None:
+def test_the_rate_rises_while_processors_are_idle_and_then_settles() -> None:
     machine = Machine()
     rates = [machine.pass_time(busy=0.2, rows_per_s=500.0) for _ in range(40)]
     assert rates == sorted(rates) and rates[-1] == CEILING
@@ -44,7 +44,7 @@ def test_it_takes_more_while_processors_are_idle_and_settles_between() -> None:
     assert settled == CEILING
 
 
-def test_it_is_free_again_when_the_writers_have_gone() -> None:
+def test_the_rate_has_no_limit_after_the_writers_stop() -> None:
     machine = Machine()
     for _ in range(10):
         machine.pass_time(busy=1.0, rows_per_s=500.0)

@@ -1,4 +1,4 @@
-"""Which role may ask for what, for every request there is."""
+"""Which role may send which request, for every request type."""
 
 from typing import get_args
 
@@ -30,8 +30,8 @@ def test_rights() -> None:
     assert of("nobody") == set()
 
 
-def test_what_is_refused_says_by_whom() -> None:
-    """A node that is not known yet may be a member in a moment: it is told to ask again."""
+def test_a_refusal_names_the_peer_and_the_request() -> None:
+    """An unknown node may become a member in a moment: its next step is to retry."""
     drop = DropTable("sg", "t", 1)
     check_right("admin", "ann", drop)
     with pytest.raises(Forbidden, match="reader ann may not send DropTable"):
@@ -40,18 +40,18 @@ def test_what_is_refused_says_by_whom() -> None:
         check_right("guest", "node9", GetStatus())
 
 
-def test_every_request_says_how_it_is_treated() -> None:
-    """Itself, and not by a default that nobody chose."""
+def test_every_request_declares_its_traits() -> None:
+    """Explicitly, not by an inherited default."""
     for kind in get_args(Request):
         assert isinstance(kind.__dict__.get("traits"), Traits), kind
 
 
-def test_what_readers_ask_changes_nothing() -> None:
+def test_requests_of_readers_change_nothing() -> None:
     assert all(KINDS[name].repeat is Repeat.FREELY for name in READS)
 
 
-def test_what_is_not_to_be_repeated() -> None:
-    """A write has its session to be known again by; these have nothing, or are followed by an operation."""
+def test_requests_that_must_not_be_repeated() -> None:
+    """A write is recognised by its session; these requests have none, or start an operation."""
     never = {name for name, traits in KINDS.items() if traits.repeat is Repeat.NEVER}
     assert never == {"BeginChange", "Write", "DeleteRows", "Propose"}
     careful = {name for name, traits in KINDS.items() if traits.repeat is Repeat.UNLESS_FAILED}

@@ -1,4 +1,4 @@
-"""`peers.seen`: what a node remembers of the starts of others."""
+"""`peers.seen`: the starts of other nodes that a node retains."""
 
 from nodeagent.host.starts import Start
 from nodeagent.runtime.seen import SEEN_FILE, load_starts, save_starts
@@ -7,8 +7,8 @@ from nodeagent.testing.disk import Fault, SimDisk
 STARTS = {"1f": Start("node2", 3, "a1"), "2f": Start("node3", 1, "c3")}
 
 
-def test_what_was_seen_is_read_back_and_every_bit_that_turns_over_is_noticed() -> None:
-    """The node goes on without it, whatever is left: text that is no UTF-8, or no JSON."""
+def test_saved_starts_are_read_back_and_every_flipped_bit_is_detected() -> None:
+    """The node starts without the file, whatever it contains: text that is not UTF-8, or not JSON."""
     disk = SimDisk()
     assert load_starts(disk) == ({}, True)
     save_starts(disk, STARTS)

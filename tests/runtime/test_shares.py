@@ -1,4 +1,4 @@
-"""One peer's slow reads wait for each other, and nobody waits for all of them."""
+"""Slow reads of one peer wait for each other, and no other peer waits for all of them."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def work(begun: list[str], name: str, wanted: bool = True) -> Callable[[], bool]
     return start
 
 
-def test_a_reader_has_few_reads_at_work_and_others_begin_at_once() -> None:
+def test_a_reader_runs_few_reads_and_other_peers_start_at_once() -> None:
     shares, begun = Shares(), list[str]()
     for i in range(100):
         assert shares.add(READER, work(begun, f"r{i}"))
@@ -24,11 +24,11 @@ def test_a_reader_has_few_reads_at_work_and_others_begin_at_once() -> None:
     assert shares.add(ADMIN, work(begun, "a"))
     assert begun[-1] == "a"
     shares.done(READER)
-    assert begun[-1] == f"r{AT_WORK['reader']}", "in the order they came"
+    assert begun[-1] == f"r{AT_WORK['reader']}", "in order of arrival"
     assert AT_WORK["reader"] < AT_WORK_DEFAULT
 
 
-def test_every_read_begins_once_and_what_is_wanted_no_more_takes_no_turn() -> None:
+def test_every_read_starts_once_and_an_abandoned_read_takes_no_turn() -> None:
     shares, begun = Shares(), list[str]()
     for i in range(30):
         shares.add(READER, work(begun, f"r{i}", wanted=i % 3 > 0))
@@ -39,7 +39,7 @@ def test_every_read_begins_once_and_what_is_wanted_no_more_takes_no_turn() -> No
     assert not shares.waiting and not shares._at_work and not shares._waiting
 
 
-def test_what_one_peer_may_have_waiting_is_bounded() -> None:
+def test_waiting_reads_of_one_peer_are_bounded() -> None:
     shares, begun = Shares(), list[str]()
     for _ in range(AT_WORK["reader"] + WAITING_MAX):
         assert shares.add(READER, work(begun, "r"))

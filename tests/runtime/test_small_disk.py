@@ -1,4 +1,4 @@
-"""What a node does about a small disk, or a full one, outside of its log."""
+"""How a node handles a small or full disk, except for its log."""
 
 import errno
 import io
@@ -21,15 +21,15 @@ class FullStream(io.StringIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_notes_that_cannot_be_written_are_counted() -> None:
-    """The agent's own log lies on the disk that is full: that ends nothing."""
+def test_log_lines_that_cannot_be_written_are_counted() -> None:
+    """If the agent's own log lines go to a full disk, the agent continues."""
     notes = Notes(FullStream())
     notes.write("writes_refused", {"why": "full"})
     assert notes.dropped == 1 and [e.event for e in notes.recent] == ["writes_refused"]
 
 
-def test_lock_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its content is for a message only."""
+def test_lock_works_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content of the lock file is used only in a message."""
 
     def full(*words: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -43,8 +43,8 @@ def test_lock_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("total", [64 * MIB, 160 * MIB, 1 << 40])
 def test_sizes_follow_the_disk(total: int) -> None:
-    """On a small disk three groups' rows, log and what is laid by leave room to refuse in time; on a large
-    one every setting is as it was given, and the watermarks stop at a fixed size."""
+    """On a small disk the rows of three groups, the log and the reserve leave room to refuse writes in time.
+    On a large disk every setting is unchanged, and the watermarks have a fixed size."""
     found = fitted(CONFIG, total)
     assert 0 < floor_of(total) < refuse_below(total) <= total // 8
     laid_by = reserve(total) + zero_step(total) + 3 * log_keep(total) + 2 * found.segment_bytes

@@ -1,4 +1,4 @@
-"""What a start removes: files that no manifest names, where nothing is missing that might name them."""
+"""A start removes files that no manifest names, unless a manifest that could name them is missing."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from tests.host.test_host import CONFIG, ME, found, used
 
 
 class Room:
-    """The log and the files of a start; what they are told, in order."""
+    """The log and the files of a start; records their calls in order."""
 
     def __init__(self, *, is_full: bool = False) -> None:
         self.is_full = is_full
@@ -45,15 +45,15 @@ def swept(groups: dict[GroupId, GroupState], *damaged: Damage, is_full: bool = F
 
 
 def counted(number: int) -> bytes:
-    """The checkpoint of that number."""
+    """The checkpoint with this number."""
     saved = msgspec.msgpack.decode(used(), type=Saved)
     base = msgspec.structs.replace(saved.base, checkpoint=number)
     return msgspec.msgpack.encode(msgspec.structs.replace(saved, base=base))
 
 
 def test_files_are_swept_only_of_groups_whose_log_and_checkpoint_fit() -> None:
-    """One that the log knows nothing of, or whose checkpoint is missing, an older one or unreadable, keeps
-    every file; where damage may be of any group all do."""
+    """A group that is not in the log, or whose checkpoint is missing, older or unreadable, keeps every file;
+    if damage may belong to any group, all groups do."""
     needs = GroupLog(msgspec.structs.replace(found(1).base, checkpoint=7), HardState(1), [])
     groups: dict[GroupId, GroupState] = {
         META: (found(1), used()),
@@ -70,7 +70,7 @@ def test_files_are_swept_only_of_groups_whose_log_and_checkpoint_fit() -> None:
 
 
 def test_a_checkpoint_of_another_release_keeps_its_files_and_stops_no_other() -> None:
-    """Also where the log knows nothing of the group."""
+    """Also if the group is not in the log."""
     saved = msgspec.msgpack.decode(used(), type=Saved)
     foreign = msgspec.structs.replace(saved, state=msgspec.msgpack.encode({"applied": "x"}), group="b.1")
     payload = msgspec.msgpack.encode(foreign)
@@ -89,9 +89,9 @@ def _named(group: GroupId, payload: bytes | None) -> bytes | None:
     return msgspec.msgpack.encode(msgspec.structs.replace(saved, group=group))
 
 
-def test_damage_that_is_not_in_the_log_is_told_without_a_place_there(tmp_path: Path) -> None:
-    """A checkpoint that cannot be read, a meta group that is gone, and a directory of no more use: its node
-    learnt so, and wrote it down, for it must not vote after a restart either."""
+def test_damage_outside_the_log_is_reported_without_a_log_position(tmp_path: Path) -> None:
+    """An unreadable checkpoint, a missing meta group, and a directory that its node has recorded as an older
+    copy, because it must not vote after a restart either."""
     mine = tmp_path / "node.yaml"
     mine.write_text(
         "node: a\nhost: 127.0.0.1\nport: 9101\nhttp_port: 9201\ncluster:\n  name: plant\n"
@@ -114,8 +114,8 @@ def test_damage_that_is_not_in_the_log_is_told_without_a_place_there(tmp_path: P
     again.home.unlock()
 
 
-def test_the_log_says_which_checkpoint_it_needs_before_files_are_swept() -> None:
-    """Durably: else the one before it would be taken at the next start, and name files that are gone."""
+def test_the_needed_checkpoint_is_logged_before_files_are_swept() -> None:
+    """Durably: otherwise the next start would accept the previous checkpoint, which names removed files."""
     ops, synced, known = swept({"a.1": (found(1), counted(3))})
     assert [op.base.checkpoint for op in cast(list[Rebase], ops)] == [3]
     assert synced == "sync" and known == {"a.1"}

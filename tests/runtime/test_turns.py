@@ -1,4 +1,4 @@
-"""A turn of the loop that is too long is counted and named."""
+"""A turn of the loop that is too long is counted and logged."""
 
 import os
 import subprocess
@@ -15,9 +15,9 @@ from nodeagent.model.limits import TURN_MS_MAX
 from nodeagent.runtime.turns import OWN_SAMPLE_S, SCHEDSTAT, ThreadUse, Turns, thread_use
 
 
-def test_a_slow_turn_is_counted_and_says_what_it_did() -> None:
-    """From the first event to the end of the effects; a pause between two turns is no turn. What the thread
-    had of the machine tells whether the agent is slow, or its machine."""
+def test_a_slow_turn_is_counted_and_logged_with_its_work() -> None:
+    """A turn lasts from the first event to the end of the effects; a pause between turns does not count. The
+    thread's processor use shows whether the agent or its machine is slow."""
     now, used = [0.0], [ThreadUse(0.0, 0.0)]
     said: list[tuple[str, dict[str, object]]] = []
     turns = Turns(lambda *note: said.append(note), lambda: now[0], lambda: used[0])
@@ -40,8 +40,8 @@ def test_a_slow_turn_is_counted_and_says_what_it_did() -> None:
     assert (fields["applied"], fields["applied_bytes"], fields["kinds"]) == (7, 900, "DropSnapshot")
 
 
-def test_the_thread_s_time_is_read_seldom_and_told_nearly() -> None:
-    """Short turns follow each other closely: a system call for each would be a part of their cost."""
+def test_the_thread_s_time_is_sampled_seldom() -> None:
+    """Short turns follow each other closely: a system call for each would add to their cost."""
     now, used, reads = [100.0], [0.0], [0]
 
     def read() -> ThreadUse:
@@ -78,8 +78,8 @@ def test_own_time_of_a_thread_is_not_that_of_others() -> None:
 
 
 @pytest.mark.skipif(not SCHEDSTAT.exists(), reason="this kernel does not count it")
-def test_waiting_for_a_processor_is_told() -> None:
-    """Two busy threads of two processes on one processor: each waits about as long as the other runs."""
+def test_waiting_for_a_processor_is_measured() -> None:
+    """Two busy threads of two processes share one processor: each waits about as long as the other runs."""
     before_all = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before_all)})
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -95,10 +95,10 @@ def test_waiting_for_a_processor_is_told() -> None:
 
 
 @pytest.mark.parametrize("told", [None, b"", b"1", b"a b c"])
-def test_a_kernel_that_tells_something_else_costs_nothing_but_the_number(
+def test_an_unreadable_schedstat_loses_only_the_waiting_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bytes | None
 ) -> None:
-    """It is asked before an event is handled, which an error would drop."""
+    """The use is read before an event is handled; an error would lose the event."""
     path = tmp_path / "schedstat"
     if told is not None:
         path.write_bytes(told)
@@ -144,6 +144,6 @@ print(*sorted(set(sys.modules) - before))
 
 
 def test_nothing_is_imported_in_a_turn() -> None:
-    """An import that a library leaves until a function is called would hold the loop up then."""
+    """An import that a library defers until a function is called would delay the loop."""
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -1,7 +1,7 @@
-"""Every reply and log entry at its largest, under limits that `docs/internals/bounds.md` states.
+"""Every reply and log entry at its largest, within the limits in `docs/internals/bounds.md`.
 
 `python -m tests.wire.bounds` prints the table's rows. A field that can grow must have its limit in `LIMITS`:
-the test fails for a type or a field that has none.
+the test fails for a type or a field without a limit.
 """
 
 from collections.abc import Iterable
@@ -190,7 +190,7 @@ def _made(t: mi.Type, at: str) -> Any:
         case mi.EnumType():
             return max(t.cls, key=lambda member: len(str(member.value)))
         case mi.IntType():
-            return SLOTS if _is_slot(at) else 1 << 50  # as long as any; sums of them still fit
+            return SLOTS if _is_slot(at) else 1 << 50  # as long as any value; sums of them still fit
         case mi.FloatType():
             return 1.5
         case mi.BoolType():
@@ -200,7 +200,7 @@ def _made(t: mi.Type, at: str) -> Any:
 
 
 def _weight(t: mi.Type) -> int:
-    """Which of several types takes most."""
+    """The largest of several types."""
     order = (mi.NoneType, mi.BoolType, mi.IntType, mi.FloatType, mi.StrType)
     return order.index(type(t)) if type(t) in order else len(order)
 
@@ -253,7 +253,7 @@ def size(kind: type) -> int:
 
 
 def rounded(size_bytes: int) -> str:
-    """Up to the next power of two, from 1 KiB on."""
+    """Rounded up to a power of two, at least 1 KiB."""
     power = max(10, (size_bytes - 1).bit_length())
     return f"{1 << (power - 20)} MiB" if power >= 20 else f"{1 << (power - 10)} KiB"
 

@@ -1,4 +1,4 @@
-"""The largest of every reply and log entry is known, told in the docs, and fits what must carry it."""
+"""The largest size of every reply and log entry is known, documented, and fits into its frame or entry."""
 
 import re
 from pathlib import Path
@@ -23,8 +23,8 @@ def test_every_reply_and_every_entry_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(kinds()))
-def test_at_its_limits_it_is_as_large_as_the_page_says(name: str) -> None:
-    """Not larger, and the page is not generous: at most four times what it measures."""
+def test_size_at_the_limits_matches_the_documented_size(name: str) -> None:
+    """The measured size is at most the documented size, and at least a quarter of it."""
     measured = size(kinds()[name])
     assert measured <= ROWS[name], f"{measured} bytes"
     assert ROWS[name] == limits.KIB or ROWS[name] <= 4 * measured
@@ -32,11 +32,11 @@ def test_at_its_limits_it_is_as_large_as_the_page_says(name: str) -> None:
     assert measured + limits.KIB <= room
 
 
-def test_what_everybody_asks_for_all_the_time_stays_below_four_mebibytes() -> None:
+def test_frequent_replies_stay_below_four_mebibytes() -> None:
     assert ROWS["reply MetaView"] <= 4 * limits.MIB
 
 
-def test_a_field_that_can_grow_and_has_no_limit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_growing_field_without_a_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(LIMITS, "MetaView.groups")
     with pytest.raises(Unbounded, match=r"MetaView\.groups"):
         largest(kinds()["reply MetaView"])

@@ -1,4 +1,4 @@
-"""Frames: how the bytes were cut on the way makes no difference, and no bytes do harm."""
+"""Frames: the pieces in which bytes arrive make no difference, and no bytes do harm."""
 
 import random
 import struct
@@ -60,18 +60,18 @@ def read(pieces: list[bytes]) -> list[object]:
 
 
 def test_whole_stream_at_once_gives_every_message() -> None:
-    """All messages come out equal, in order."""
+    """All messages are decoded unchanged, in order."""
     assert read([encoded()]) == MESSAGES
 
 
-def test_byte_by_byte_gives_the_same() -> None:
+def test_byte_by_byte_gives_the_same_messages() -> None:
     """One byte at a time."""
     assert read([bytes([byte]) for byte in encoded()]) == MESSAGES
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_cuts_give_the_same(seed: int) -> None:
-    """Any cutting of the stream, empty pieces too."""
+def test_random_pieces_give_the_same_messages(seed: int) -> None:
+    """The stream may arrive in any pieces, even empty ones."""
     rng = random.Random(seed)
     data = encoded()
     cuts = sorted(rng.randrange(len(data) + 1) for _ in range(30))
@@ -89,14 +89,14 @@ def test_trailing_bytes_stay_for_the_next_feed() -> None:
     assert [decoded(f) for f in reader.feed(data[7:])] == MESSAGES
 
 
-def test_numbers_travel() -> None:
+def test_numbers_arrive_unchanged() -> None:
     """Requests and replies keep their 64-bit number."""
     frames = FrameReader().feed(encoded())
     assert [f.number for f in frames] == [0, 0, 1, 2**40, 2, 3]
 
 
 def test_too_long_is_refused_by_its_length_alone() -> None:
-    """Four bytes are enough: nothing is allocated for a frame over the limit."""
+    """The length alone is refused: nothing is allocated for a frame over the limit."""
     with pytest.raises(FrameError, match="announced"):
         FrameReader().feed(struct.pack(">I", FRAME_BYTES_MAX + 1))
     with pytest.raises(FrameError, match="announced"):
@@ -104,7 +104,7 @@ def test_too_long_is_refused_by_its_length_alone() -> None:
 
 
 def test_empty_frame_is_refused() -> None:
-    """A frame has at least its kind."""
+    """A frame contains at least its kind."""
     with pytest.raises(FrameError):
         FrameReader().feed(bytes(4))
 
@@ -122,7 +122,7 @@ def test_unknown_kind_is_refused(kind: int) -> None:
 
 
 def test_request_without_number_is_refused() -> None:
-    """A REQUEST frame shorter than its number."""
+    """A REQUEST frame that is shorter than its number is refused."""
     with pytest.raises(FrameError, match="no number"):
         FrameReader().feed(struct.pack(">IB", 4, Kind.REQUEST) + b"abc")
 
@@ -155,8 +155,8 @@ def test_damaged_body_is_a_frame_error_or_another_message(seed: int) -> None:
             continue
 
 
-def test_the_buffer_of_a_large_frame_grows_with_what_came() -> None:
-    """What is only announced costs a first piece, at most; what came, at most twice its size."""
+def test_the_buffer_of_a_large_frame_grows_with_received_bytes() -> None:
+    """An announced length allocates at most `first_bytes`; received bytes at most twice their size."""
     data = bytes(codec.encode_request(1, Propose("meta", (bytes(1 << 20),))))
     reader = FrameReader()
     step = 64 * 1024
@@ -169,7 +169,8 @@ def test_the_buffer_of_a_large_frame_grows_with_what_came() -> None:
 
 
 def test_long_raft_frames_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that do not fit into one frame leave in several; one too long alone is left out."""
+    """Messages that do not fit into one frame are sent in several; a single message that is too long is
+    dropped."""
     monkeypatch.setattr(codec, "FRAME_BYTES_MAX", 400)
     small = [Routed(f"node1.{i}", AppendReply(3, True, i)) for i in range(50)]
     long = Routed("meta", AppendRequest(1, 1, 1, 1, [Entry(1, 2, bytes(500))]))
@@ -180,20 +181,20 @@ def test_long_raft_frames_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_request_over_the_limit_is_an_error_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`InvalidInput`, definite: nothing was sent."""
+    """It raises `InvalidInput`, a definite error: nothing was sent."""
     monkeypatch.setattr(codec, "FRAME_BYTES_MAX", 400)
     with pytest.raises(InvalidInput, match="exceeds the frame limit"):
         codec.encode_request(1, Propose("meta", (bytes(500),)))
 
 
-def test_errors_travel_as_they_are() -> None:
-    """Class, text, next step and plain details survive the way."""
+def test_errors_arrive_unchanged() -> None:
+    """Class, text, next step and plain details arrive unchanged."""
     error = NotLeader("node1 does not lead", next_step="ask node2", leader="node2", term=4)
     found = to_error(to_reply(error))
     assert type(found) is NotLeader
     assert (found.what, found.next_step, found.details) == (error.what, error.next_step, error.details)
 
 
-def test_unknown_error_code_is_no_definite_error() -> None:
-    """A newer peer's error says neither that it happened nor that it did not."""
+def test_unknown_error_code_is_not_a_definite_error() -> None:
+    """An unknown error of a newer peer leaves the outcome open."""
     assert to_error(ErrorReply("brand_new", "text")).code == "error"

@@ -1,4 +1,4 @@
-"""What is out of range is refused where it is decoded, by name."""
+"""A value out of range is refused during decoding, with the name of its field."""
 
 from typing import get_args
 
@@ -53,8 +53,8 @@ def test_a_request_out_of_range_is_refused(request_: Request) -> None:
         through(request_)
 
 
-def test_what_is_within_the_bounds_is_taken() -> None:
-    """The bounds themselves, and every time there is."""
+def test_values_within_the_bounds_are_accepted() -> None:
+    """The bounds themselves, and any time."""
     for request in (
         *(write(shard=bounds.SHARD_MAX), write(slot=SLOTS_MAX - 1), delete(time_from=bounds.INT64_MIN)),
         *(delete(time_to=bounds.INT64_MAX), q.FetchChunk("s", "n", 0, CHUNK_BYTES)),
@@ -74,7 +74,7 @@ def test_what_is_within_the_bounds_is_taken() -> None:
     ],
 )
 def test_a_term_or_an_index_out_of_range_is_refused(message: RaftMessage) -> None:
-    """A term is durable: one that leaves no room for an election would end the group for good."""
+    """A term is durable: a term that leaves no room for an election would end the group permanently."""
     (encoded,) = codec.encode_raft([Routed("meta", message)])
     (frame,) = FrameReader().feed(bytes(encoded))
     with pytest.raises(FrameError):
@@ -83,7 +83,7 @@ def test_a_term_or_an_index_out_of_range_is_refused(message: RaftMessage) -> Non
 
 @pytest.mark.parametrize("kind", get_args(RaftMessage))
 def test_every_number_of_a_raft_message_has_a_range(kind: type) -> None:
-    """Terms and indexes in answers too: a leader counts with them as a follower does."""
+    """Also terms and indexes in answers: a leader computes with them as a follower does."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     numbers = {f.name: f.type for f in info.fields if isinstance(f.type, msgspec.inspect.IntType)}
@@ -95,6 +95,6 @@ def test_every_number_of_a_raft_message_has_a_range(kind: type) -> None:
 
 
 def test_a_reply_that_cannot_be_encoded_is_an_error_of_that_reply() -> None:
-    """Whatever a handler made of it, the connection goes on."""
+    """The connection continues, whatever reply a handler built."""
     with pytest.raises(InvalidInput):
         codec.encode_reply(1, q.Accepted(1 << 70))
