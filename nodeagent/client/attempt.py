@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from nodeagent.client.calls import Calls
 from nodeagent.client.deadline import Deadline, pause
-from nodeagent.client.retry import BACKOFF_MIN_S, HOPS_MAX, PRESSED_MAX_S, Backoff, Chase
+from nodeagent.client.retry import BACKOFF_MIN_S, HOPS_MAX, NO_ROOM_PAUSE_MAX_S, Backoff, MemberSearch
 from nodeagent.client.sessions import Sessions, Ticket
 from nodeagent.model.errors import (
     Definite,
@@ -37,7 +37,7 @@ class Attempt:
         self._backoff = Backoff(calls.rng)
         self._ticket: Ticket | None = None
         self._lost: NodeAgentError | None = None
-        self._chase: Chase | None = None
+        self._search: MemberSearch | None = None
         self._group: GroupId | None = None
         self._hops = 0
         self._refusals = 0
@@ -62,11 +62,11 @@ class Attempt:
             reply = await self._send(build)
         except OutcomeUnknown as error:
             self._lost = error
-            await self._elsewhere(error)
+            await self._try_next_member(error)
         except NotLeader as error:
-            assert self._chase is not None and self._group is not None
-            at_once = self._calls.follow(self._group, self._chase, error)
-            await self._again(error, self._backoff.delay_s() if not at_once else 0.0)
+            assert self._search is not None and self._group is not None
+            at_once = self._calls.follow(self._group, self._search, error)
+            await self._pause(error, self._backoff.delay_s() if not at_once else 0.0)
         except Moved as error:
             await self._reroute(error)
         except SessionExpired as error:
@@ -76,60 +76,60 @@ class Attempt:
             if error.details.get("at_work"):
                 await self._wait_for_room(error)
             else:
-                await self._elsewhere(error)
+                await self._try_next_member(error)
         except (Unavailable, Refused, NotFound, SchemaMismatch) as error:
             # A schema mismatch means here that the group lacks the newest schema: the rows were
             # normalised by the meta group's schema before.
-            await self._elsewhere(error)
+            await self._try_next_member(error)
         except NodeAgentError as error:
             if not isinstance(error, Definite):
                 self._lost = error  # this node failed, or the error code is not known to us
-                await self._elsewhere(error)
+                await self._try_next_member(error)
                 return None
             self._refusals += 1
             if error.connected or self._refusals >= len(self._views.targets()):
                 raise self._ended(error) from error
-            await self._elsewhere(error)
+            await self._try_next_member(error)
         else:
             assert isinstance(reply, Written), reply
-            assert self._chase is not None and self._group is not None
-            self._views.leaders[self._group] = self._chase.target
+            assert self._search is not None and self._group is not None
+            self._views.leaders[self._group] = self._search.target
             return reply
         return None
 
     async def _send(self, build: Build) -> Reply:
         group = self._hint or (await self._views.current()).group_of(self._slot)
-        if group.group != self._group or self._chase is None:
+        if group.group != self._group or self._search is None:
             self._group = group.group
-            self._chase = Chase(group.members, self._views.leaders.get(group.group))
+            self._search = MemberSearch(group.members, self._views.leaders.get(group.group))
         if self._ticket is None:
             self._ticket = await self._sessions.take(group.group, self._slot, self._deadline)
         timeout_s = min(self._views.attempt_s, max(self._deadline.left_s, 0.001))
-        return await self._calls.call(self._chase.target, build(group.group, self._ticket), timeout_s)
+        return await self._calls.call(self._search.target, build(group.group, self._ticket), timeout_s)
 
-    async def _elsewhere(self, error: NodeAgentError) -> None:
+    async def _try_next_member(self, error: NodeAgentError) -> None:
         """This node cannot take the write now: try another member, by fresh routes."""
-        if self._chase is not None and self._group is not None:
-            self._calls.give_up(self._group, self._chase)
+        if self._search is not None and self._group is not None:
+            self._calls.skip(self._group, self._search)
         self._hint = None
-        await self._again(error, self._backoff.delay_s())
+        await self._pause(error, self._backoff.delay_s())
         if not isinstance(error, Overloaded):
             await self._refresh()
 
     async def _wait_for_room(self, error: Overloaded) -> None:
         """The leader is flushing earlier rows to files: retry it after a pause. Give up before an attempt
         that has too little time left for an answer, because its outcome would be unknown."""
-        self._deadline.at_work()
-        delay_s = self._backoff.delay_s(min(PRESSED_MAX_S, self._views.attempt_s / 4))
+        self._deadline.extend_while_busy()
+        delay_s = self._backoff.delay_s(min(NO_ROOM_PAUSE_MAX_S, self._views.attempt_s / 4))
         if self._deadline.left_s - delay_s < self._views.attempt_s / 2:
             raise self._ended(error) from error
-        await self._again(error, delay_s)
+        await self._pause(error, delay_s)
 
     async def _reroute(self, error: Moved) -> None:
         """The slot belongs to another group: send there, or wait while neither group serves it."""
         asked, self._hint = self._group, None
         if error.details.get("wait"):
-            await self._again(error, BACKOFF_MIN_S)
+            await self._pause(error, BACKOFF_MIN_S)
             await self._refresh()
             coming = self._views.routes.next_group_of(self._slot) if self._views.routes is not None else None
             if coming is not None:
@@ -142,7 +142,7 @@ class Attempt:
             self._hint = named if named is not None and named.group != asked else None
         self._hops += 1
         elsewhere = self._hint is not None or self._routed() != asked
-        await self._again(error, 0.0 if elsewhere and self._hops <= HOPS_MAX else BACKOFF_MIN_S)
+        await self._pause(error, 0.0 if elsewhere and self._hops <= HOPS_MAX else BACKOFF_MIN_S)
 
     def _routed(self) -> GroupId | None:
         """The slot's group by the current routes, without a refresh."""
@@ -166,21 +166,21 @@ class Attempt:
         if self._lost is not None:
             raise self._ended(error) from error
         self.finish()
-        await self._again(error, 0.0)
+        await self._pause(error, 0.0)
 
     async def _refresh(self) -> None:
         try:
             await self._views.refresh()
         except NodeAgentError as error:
-            await self._again(error, self._backoff.delay_s())
+            await self._pause(error, self._backoff.delay_s())
 
-    async def _again(self, error: NodeAgentError, delay_s: float) -> None:
+    async def _pause(self, error: NodeAgentError, delay_s: float) -> None:
         if self._deadline.left_s <= delay_s:
             raise self._ended(error) from error
         if delay_s:
             await pause(delay_s, self._deadline)
-            if self._chase is not None:
-                self._chase.rested()
+            if self._search is not None:
+                self._search.paused()
 
     def _ended(self, error: NodeAgentError) -> NodeAgentError:
         """The error to raise, with `error` as the last answer."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from nodeagent.client.deadline import PATIENCE, Deadline, pause
 from nodeagent.client.link import Link
-from nodeagent.client.retry import Backoff, Chase
+from nodeagent.client.retry import Backoff, MemberSearch
 from nodeagent.client.tasks import begun
 from nodeagent.client.views import ATTEMPT_MIN_S, META_TRANSIENT, Views
 from nodeagent.model.errors import (
@@ -47,7 +47,7 @@ class Calls:
         """As `Link.call`."""
         return await self.link.call(target, request, self.timeout_s if timeout_s is None else timeout_s)
 
-    async def call_at_work(self, target: str, request: ScanRows, deadline: Deadline) -> Reply:
+    async def call_while_busy(self, target: str, request: ScanRows, deadline: Deadline) -> Reply:
         """As `call`, for a scan that may take the node long. The node is probed while it scans: as long as
         it answers the probes it is busy, not dead, and is waited for. Retrying would not help, because a
         second request queues behind the first. After half of the patience the next node is tried."""
@@ -64,7 +64,7 @@ class Calls:
                         break
                     probe.result()
                     silent = 0
-                    deadline.at_work()
+                    deadline.extend_while_busy()
                 except NodeAgentError:
                     silent += 1
                     if silent == SILENT_MAX:
@@ -94,75 +94,75 @@ class Calls:
             OutcomeUnknown: a change was sent, but not answered.
         """
         try:
-            chase = await self.chase(group, read)
+            search = await self.search(group, read)
         except NotFound:
             await self.views.refresh()
-            chase = await self.chase(group, read)
+            search = await self.search(group, read)
 
         async def stale() -> None:
             (await self.views.refresh()).group(group)
 
-        return await self._pursue(
-            group, chase, request, deadline or Deadline(self.timeout_s), GROUP_TRANSIENT, stale
+        return await self._ask_members(
+            group, search, request, deadline or Deadline(self.timeout_s), GROUP_TRANSIENT, stale
         )
 
     async def ask_meta(self, request: Request, deadline: Deadline | None = None) -> Reply:
         """The meta leader's answer."""
         members = list(self.views.routes.view.voters) if self.views.routes else []
         members += [t for t in self.views.targets() if t not in members]
-        chase = Chase(members, self.views.leaders.get(META))
+        search = MemberSearch(members, self.views.leaders.get(META))
 
         async def stale() -> None:
             await self.views.refresh()
 
-        _, reply = await self._pursue(
-            META, chase, request, deadline or Deadline(self.timeout_s), META_TRANSIENT, stale
+        _, reply = await self._ask_members(
+            META, search, request, deadline or Deadline(self.timeout_s), META_TRANSIENT, stale
         )
         return reply
 
-    async def chase(self, group: GroupId, read: str = "strong") -> Chase:
+    async def search(self, group: GroupId, read: str = "strong") -> MemberSearch:
         """The members of `group` in the order to ask them. Raises `NotFound`."""
         members = (await self.views.current()).group(group).members
         if read == "strong":
-            return Chase(members, self.views.leaders.get(group))
-        return Chase(members, self.rng.choice(members))
+            return MemberSearch(members, self.views.leaders.get(group))
+        return MemberSearch(members, self.rng.choice(members))
 
-    async def _pursue(
+    async def _ask_members(
         self,
         group: GroupId,
-        chase: Chase,
+        search: MemberSearch,
         request: Request,
         deadline: Deadline,
         transient: tuple[type[NodeAgentError], ...],
         stale: Callable[[], Awaitable[None]],
     ) -> tuple[str, Reply]:
-        """Ask the members in the order of `chase` until one answers or the deadline passes."""
+        """Ask the members in the order of `search` until one answers or the deadline passes."""
         backoff = Backoff(self.rng)
         lost: OutcomeUnknown | None = None
         refusals = 0
         while True:
-            target, at_once = chase.target, False
+            target, at_once = search.target, False
             try:
                 reply = await self._attempt(target, request, deadline)
             except NotLeader as error:
                 last: NodeAgentError = error
-                at_once = self.follow(group, chase, error)
+                at_once = self.follow(group, search, error)
             except Forbidden as error:
                 refusals += 1
                 if error.connected or refusals >= len(self.views.targets()):
                     raise
                 last = error
-                chase.advance()
+                search.advance()
             except OutcomeUnknown as error:
                 last = error
                 if request.traits.repeat is not Repeat.FREELY:
                     lost = error
                 if request.traits.repeat is Repeat.NEVER:
                     raise
-                self.give_up(group, chase)
+                self.skip(group, search)
             except transient as error:
                 last = error
-                self.give_up(group, chase)
+                self.skip(group, search)
             except Definite as error:
                 if lost is not None and not isinstance(error, InvalidInput):
                     raise _unknown(request, lost) from error
@@ -172,7 +172,7 @@ class Calls:
                 if request.traits.repeat is not Repeat.FREELY:
                     raise _unknown(request, error) from error
                 last = error
-                self.give_up(group, chase)
+                self.skip(group, search)
             else:
                 self.views.leaders[group] = target
                 return target, reply
@@ -181,29 +181,29 @@ class Calls:
                 raise self._ended(request, lost, last) from last
             if not at_once:
                 await pause(delay_s, deadline)
-                chase.rested()
+                search.paused()
                 if isinstance(last, NotFound | Unavailable | OutcomeUnknown):
                     await stale()
 
     async def _attempt(self, target: str, request: Request, deadline: Deadline) -> Reply:
         if isinstance(request, ScanRows):
-            return await self.call_at_work(target, request, deadline)
+            return await self.call_while_busy(target, request, deadline)
         attempt_s = self.timeout_s if request.traits.is_long else self.views.attempt_s
         return await self.call(target, request, min(attempt_s, deadline.left_s))
 
-    def follow(self, group: GroupId, chase: Chase, error: NotLeader) -> bool:
+    def follow(self, group: GroupId, search: MemberSearch, error: NotLeader) -> bool:
         """The target is not the leader. Return whether to ask the leader it names without a pause."""
         leader = error.details.get("leader")
         hint = leader if isinstance(leader, str) and self.link.where(leader) else None
-        if self.views.leaders.get(group) == chase.target:
+        if self.views.leaders.get(group) == search.target:
             del self.views.leaders[group]
-        return chase.follow(hint)
+        return search.follow(hint)
 
-    def give_up(self, group: GroupId, chase: Chase) -> None:
+    def skip(self, group: GroupId, search: MemberSearch) -> None:
         """The target did not give a usable answer: try the next member."""
-        if self.views.leaders.get(group) == chase.target:
+        if self.views.leaders.get(group) == search.target:
             del self.views.leaders[group]
-        chase.advance()
+        search.advance()
 
     def _ended(self, request: Request, lost: OutcomeUnknown | None, last: NodeAgentError) -> NodeAgentError:
         name = type(request).__name__

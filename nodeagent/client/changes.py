@@ -99,7 +99,7 @@ class Changes:
             NotFound: there is no such operation.
         """
         loop = asyncio.get_running_loop()
-        give_up = None if timeout_s is None else loop.time() + timeout_s
+        end = None if timeout_s is None else loop.time() + timeout_s
         shown = b""
         silence: Unavailable | None = None
         while True:
@@ -115,7 +115,7 @@ class Changes:
                 shown = state
                 if until(current):
                     return current
-            if give_up is not None and loop.time() >= give_up:
+            if end is not None and loop.time() >= end:
                 what = silence.what if silence else "it has not reached that state yet"
                 raise Unavailable(
                     f"waited {timeout_s:g} s for {operation}: {what}; the operation continues",

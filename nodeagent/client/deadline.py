@@ -10,9 +10,9 @@ read, or that flushes earlier rows to files before it accepts a write."""
 class Deadline:
     """When a call ends without an answer.
 
-    `extend` restarts the deadline after progress. `at_work` restarts it too, but never beyond `PATIENCE`
-    timeouts after the last progress. Both count as `at_work` for the enclosing deadline `within`; until its
-    first progress, a deadline has only the patience that the enclosing deadline has left.
+    `extend` restarts the deadline after progress. `extend_while_busy` restarts it too, but never beyond
+    `PATIENCE` timeouts after the last progress. Both count as `extend_while_busy` for the enclosing deadline
+    `within`; until its first progress, a deadline has only the patience that the enclosing deadline has left.
     """
 
     def __init__(self, timeout_s: float, within: "Deadline | None" = None) -> None:
@@ -23,16 +23,16 @@ class Deadline:
 
     def extend(self) -> None:
         self._last_at = _now() + PATIENCE * self.timeout_s
-        self.at_work()
+        self.extend_while_busy()
 
-    def at_work(self) -> None:
+    def extend_while_busy(self) -> None:
         self._at = max(self._at, min(_now() + self.timeout_s, self._last_at))
         if self._within is not None:
-            self._within.at_work()
+            self._within.extend_while_busy()
 
     @property
     def patience_s(self) -> float:
-        """Seconds by which `at_work` can still postpone the end."""
+        """Seconds by which `extend_while_busy` can still postpone the end."""
         return max(self.left_s, self._last_at - _now())
 
     @property

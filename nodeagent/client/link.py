@@ -54,7 +54,7 @@ class Link(Protocol):
     async def close(self) -> None: ...
 
 
-class _Line:
+class _Channel:
     """The connection to one node, the attempt to open it, or the pause after a failed attempt."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class NetworkLink:
     def __init__(self, endpoints: tuple[Endpoint, ...], identity: Identity | None) -> None:
         """Raises `InvalidInput` if the identity cannot be loaded."""
         self._addresses: dict[str, tuple[str, int]] = {}
-        self._lines: dict[tuple[str, bool], _Line] = {}
+        self._channels: dict[tuple[str, bool], _Channel] = {}
         self._closed = False
         self._context: ssl.SSLContext | None = None
         self._hello = Hello(PROTOCOL, "admin", "client", oldest_protocol=OLDEST_PROTOCOL)
@@ -88,9 +88,9 @@ class NetworkLink:
             return
         self._addresses[target] = (host, port)
         for bulk in (False, True):
-            line = self._lines.pop((target, bulk), None)
-            if line is not None and line.connection is not None:
-                line.connection.close()
+            channel = self._channels.pop((target, bulk), None)
+            if channel is not None and channel.connection is not None:
+                channel.connection.close()
 
     def where(self, target: str) -> tuple[str, int] | None:
         return self._addresses.get(target)
@@ -108,14 +108,14 @@ class NetworkLink:
 
     async def close(self) -> None:
         self._closed = True
-        lines, self._lines = list(self._lines.values()), {}
-        dialling = [line.dialling for line in lines if line.dialling is not None]
+        channels, self._channels = list(self._channels.values()), {}
+        dialling = [channel.dialling for channel in channels if channel.dialling is not None]
         for task in dialling:
             task.cancel()
         await asyncio.gather(*dialling, return_exceptions=True)
-        for line in lines:
-            if line.connection is not None:
-                line.connection.close()
+        for channel in channels:
+            if channel.connection is not None:
+                channel.connection.close()
         await asyncio.sleep(0)
 
     # --- callbacks of a connection ---------------------------------------------------------------
@@ -143,35 +143,37 @@ class NetworkLink:
     async def _connection(self, target: str, bulk: bool, timeout_s: float) -> Connection:
         if self._closed:
             raise not_connected("the client has closed its connections to the cluster")
-        line = self._lines.setdefault((target, bulk), _Line())
-        if line.connection is not None and line.connection.is_open:
-            return line.connection
-        if line.dialling is None:
+        channel = self._channels.setdefault((target, bulk), _Channel())
+        if channel.connection is not None and channel.connection.is_open:
+            return channel.connection
+        if channel.dialling is None:
             now = asyncio.get_running_loop().time()
-            if line.failure is not None and now < line.retry_at:
-                raise line.failure
-            line.dialling = asyncio.create_task(self._dial(target, line))
-            line.dialling.add_done_callback(_retrieve)
+            if channel.failure is not None and now < channel.retry_at:
+                raise channel.failure
+            channel.dialling = asyncio.create_task(self._dial(target, channel))
+            channel.dialling.add_done_callback(_retrieve)
         try:
-            return await asyncio.wait_for(asyncio.shield(line.dialling), timeout_s)
+            return await asyncio.wait_for(asyncio.shield(channel.dialling), timeout_s)
         except TimeoutError:
             what = f"{target} did not accept a connection within {timeout_s:g} s"
             raise not_connected(what) from None
 
-    async def _dial(self, target: str, line: _Line) -> Connection:
+    async def _dial(self, target: str, channel: _Channel) -> Connection:
         try:
             connection = await self._open(target)
         except NodeAgentError as error:
             error.connected = False
-            line.failure = error
-            line.retry_at = asyncio.get_running_loop().time() + line.pause_s * (0.5 + self._rng.random() / 2)
-            line.pause_s = min(2 * line.pause_s, REDIAL_MAX_S)
+            channel.failure = error
+            channel.retry_at = asyncio.get_running_loop().time() + channel.pause_s * (
+                0.5 + self._rng.random() / 2
+            )
+            channel.pause_s = min(2 * channel.pause_s, REDIAL_MAX_S)
             raise
         else:
-            line.failure, line.pause_s, line.connection = None, REDIAL_MIN_S, connection
+            channel.failure, channel.pause_s, channel.connection = None, REDIAL_MIN_S, connection
             return connection
         finally:
-            line.dialling = None
+            channel.dialling = None
 
     async def _open(self, target: str) -> Connection:
         address = self._addresses.get(target)
@@ -189,7 +191,8 @@ def not_connected(what: str) -> Unavailable:
 
 
 def _retrieve(task: asyncio.Task[Connection]) -> None:
-    """Mark the exception as retrieved: the line also stores it, and nothing may await the task any more."""
+    """Mark the exception as retrieved: the channel also stores it, and nothing may await the task any
+    more."""
     if not task.cancelled():
         task.exception()
 

@@ -207,7 +207,7 @@ class Pages:
 
     async def _ask(self, node: str, request: ScanRows, deadline: Deadline) -> tuple[str, RowsScanned]:
         if node:
-            reply = await self._calls.call_at_work(node, request, deadline)
+            reply = await self._calls.call_while_busy(node, request, deadline)
         else:
             node, reply = await self._calls.ask_group(
                 request.group, request, read=request.read, deadline=deadline
@@ -259,7 +259,7 @@ class Pages:
         self._calls.rng.shuffle(members)
         for member in members:
             try:
-                reply = await self._calls.call_at_work(member, request, deadline)
+                reply = await self._calls.call_while_busy(member, request, deadline)
             except NodeAgentError as error:
                 last = error
             else:

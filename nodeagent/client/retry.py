@@ -6,7 +6,7 @@ from collections.abc import Sequence
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 0.25
 
-PRESSED_MAX_S = 1.0
+NO_ROOM_PAUSE_MAX_S = 1.0
 """The longest pause before a write is retried at a leader that had no room for it. Longer than
 `BACKOFF_MAX_S`, because every attempt sends all the rows."""
 
@@ -27,7 +27,7 @@ class Backoff:
         return delay
 
 
-class Chase:
+class MemberSearch:
     """Finds the member that can answer.
 
     Invariant: without new hints every member is the target once in any len(members) advances.
@@ -57,6 +57,6 @@ class Chase:
         self._hops += 1
         return self._hops <= HOPS_MAX
 
-    def rested(self) -> None:
+    def paused(self) -> None:
         """After a pause: hints may be followed at once again."""
         self._hops = 0

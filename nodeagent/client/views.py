@@ -27,7 +27,7 @@ from nodeagent.model.schema import TableSchema
 STAGGER_S = 0.15
 """A request that any node can answer is also sent to the next node after this delay."""
 
-AGAIN_MAX_S = 0.5
+REPEAT_PAUSE_MAX_S = 0.5
 """The longest pause before a node that cannot answer such a request now is asked again."""
 
 ASKED_MAX = 5
@@ -176,7 +176,7 @@ class Views:
                     may_soon |= wait and isinstance(error, META_TRANSIENT) and error.connected
                 if not done and not waiting and may_soon:
                     waiting, again, may_soon = again, [], False
-                    pause_s = min(2 * pause_s, AGAIN_MAX_S)
+                    pause_s = min(2 * pause_s, REPEAT_PAUSE_MAX_S)
         finally:
             for task in running:
                 task.cancel()

@@ -254,12 +254,12 @@ class Agent:
         )
 
     def _on_tick(self) -> None:
-        self._keep_starts()
+        self._save_starts()
         self._puller.rate.bytes_per_s = self._rate() or self._auto_rate()
         if self._space.is_due():
             self._host.on_disk(*self._space.room(), self._clock.now())
 
-    def _keep_starts(self) -> None:
+    def _save_starts(self) -> None:
         """Save facts for later starts: that this directory is an older copy, and the starts of other
         nodes."""
         opened, starts = self.opened, self._host.peers.starts

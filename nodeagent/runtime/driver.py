@@ -88,7 +88,7 @@ class Driver:
         """token -> the connection that waits for the reply, and its request number"""
 
         self._shares = shares.Shares()
-        self._in_turn: dict[int, shares.Peer] = {}
+        self._running_reads: dict[int, shares.Peer] = {}
         """token -> the peer whose slow read it is"""
 
         self._refused: dict[NodeId, str] = {}
@@ -211,9 +211,9 @@ class Driver:
             self._queue(connection, number, request, (peer.role, peer.name))
         else:
             self.data_requests += isinstance(request, _Rows)
-            self._hand_in(connection, number, request)
+            self._pass_to_host(connection, number, request)
 
-    def _hand_in(self, connection: Connection, number: int, request: Request) -> int:
+    def _pass_to_host(self, connection: Connection, number: int, request: Request) -> int:
         """Pass the request to the host; return the token of its reply."""
         self._token += 1
         self._asked[self._token] = (connection, number)
@@ -228,7 +228,7 @@ class Driver:
         def start() -> bool:
             if self._stopped or not connection.is_open:
                 return False
-            self._in_turn[self._hand_in(connection, number, request)] = who
+            self._running_reads[self._pass_to_host(connection, number, request)] = who
             return True
 
         if not self._shares.add(who, start):
@@ -286,7 +286,7 @@ class Driver:
             self._peers.send(node, messages)
         for token, reply in effects.replies:
             connection, number = self._asked.pop(token, (None, 0))
-            who = self._in_turn.pop(token, None)
+            who = self._running_reads.pop(token, None)
             if who is not None:
                 self._shares.done(who)
             if connection is not None:  # None if the request failed after it had been answered

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.client.cluster import Cluster
-from nodeagent.client.link import NetworkLink, _Line
+from nodeagent.client.link import NetworkLink, _Channel
 from nodeagent.client.spec import ClusterSpec, Endpoint, Identity
 from nodeagent.client.tasks import run_bounded
 from nodeagent.model.errors import Forbidden, NodeAgentError, NotFound, OutcomeUnknown, Unavailable
@@ -104,7 +104,7 @@ def test_closing_a_link_cancels_its_dialling() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
         calling = asyncio.create_task(link.call("node1", CloseAll("g"), 30))
         await asyncio.sleep(0.1)
-        (dialling,) = [line.dialling for line in link._lines.values()]
+        (dialling,) = [channel.dialling for channel in link._channels.values()]
         assert dialling is not None and not dialling.done()
         await link.close()
         assert dialling.done(), "the task continues after the link is closed"
@@ -171,11 +171,11 @@ def test_a_node_is_reached_again_after_it_was_down() -> None:
 def test_a_node_that_is_down_is_dialled_less_and_less_often() -> None:
     async def scenario() -> None:
         link = NetworkLink((Endpoint("node1", "127.0.0.1", 1),), identity("alice", "admin"))
-        line, pauses = _Line(), []
+        channel, pauses = _Channel(), []
         for _ in range(7):
-            pauses.append(line.pause_s)
+            pauses.append(channel.pause_s)
             with pytest.raises(Unavailable):
-                await link._dial("node1", line)
+                await link._dial("node1", channel)
         assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
         await link.close()
 

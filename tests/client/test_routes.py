@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodeagent.client.retry import BACKOFF_MAX_S, HOPS_MAX, Backoff, Chase
+from nodeagent.client.retry import BACKOFF_MAX_S, HOPS_MAX, Backoff, MemberSearch
 from nodeagent.client.routes import Routes, in_transition, mask_of
 from nodeagent.client.sessions import WINDOW, _Slot
 from nodeagent.client.spec import ClusterSpec, Endpoint, Identity
@@ -91,17 +91,17 @@ def test_a_slot_without_owner_is_an_error_not_an_empty_leg() -> None:
         routes.legs(np.ones(SETTINGS.slots, np.bool_))
 
 
-def test_a_chase_visits_every_member_and_follows_hints_only_so_often() -> None:
+def test_a_member_search_visits_every_member_and_limits_hints() -> None:
     """Two nodes that name each other as leader cannot cause a loop without pauses."""
-    chase = Chase(("a", "b", "c"), "b")
-    seen = [chase.target]
+    search = MemberSearch(("a", "b", "c"), "b")
+    seen = [search.target]
     for _ in range(2):
-        chase.advance()
-        seen.append(chase.target)
+        search.advance()
+        seen.append(search.target)
     assert sorted(seen) == ["a", "b", "c"]
-    at_once = [chase.follow("b" if chase.target != "b" else "c") for _ in range(HOPS_MAX + 1)]
+    at_once = [search.follow("b" if search.target != "b" else "c") for _ in range(HOPS_MAX + 1)]
     assert at_once == [True] * HOPS_MAX + [False]
-    assert not chase.follow(None)
+    assert not search.follow(None)
 
 
 def test_backoff_grows_to_its_bound() -> None:
