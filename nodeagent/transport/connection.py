@@ -249,9 +249,6 @@ class Connection(asyncio.Protocol):
         except (FrameError, Forbidden, Overloaded) as error:
             self.close(error)
 
-    def eof_received(self) -> bool:
-        return False
-
     def pause_writing(self) -> None:
         self._outbox.paused = True
         if not self._dialled and self._transport is not None:
