@@ -1,14 +1,14 @@
-"""`python -m nodeagent.testing SEED [COUNT] [--world WORLD]`: run seeds, one on each processor, and print
-what was done in them; in one world alone, if it is named.
+"""Run seeds of the simulator in parallel, one per processor, and print a line of results for each.
 
-Ends with the first that fails.
+`python -m nodeagent.testing SEED [COUNT] [--world WORLD]` runs every world, or only WORLD. It stops at the
+first seed that fails.
 """
 
 import argparse
 from functools import partial
 
 from nodeagent.testing.parallel import print_results
-from nodeagent.testing.seeds import WORLDS, evidence
+from nodeagent.testing.seeds import WORLDS, result_line
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m nodeagent.testing", description=__doc__)
@@ -16,4 +16,4 @@ if __name__ == "__main__":
     parser.add_argument("count", type=int, nargs="?", default=1)
     parser.add_argument("--world", choices=WORLDS, default="")
     args = parser.parse_args()
-    print_results(partial(evidence, world=args.world), range(args.seed, args.seed + args.count))
+    print_results(partial(result_line, world=args.world), range(args.seed, args.seed + args.count))

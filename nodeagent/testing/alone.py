@@ -1,9 +1,9 @@
-"""One node alone under a swarm of faults: the real host with its log and files, through many lives.
+"""A single node under a swarm of faults: the real host with its log and files, through many restarts.
 
-Nobody repeats for it what it forgets, and an event costs a fraction of what it costs in a cluster. There is
-one burst of faults after the other, under writers and readers; after each the node must come up by itself.
+No other node can send it what it forgets, and an event costs a fraction of what it costs in a cluster. Bursts
+of faults follow one another while clients write and read; after each burst the node must start on its own.
 
-`python -m nodeagent.testing.alone FIRST [COUNT]` prints one line of evidence per seed.
+`python -m nodeagent.testing.alone FIRST [COUNT]` prints one line per seed.
 """
 
 import random
@@ -13,11 +13,11 @@ from dataclasses import replace
 from nodeagent.testing.cluster_plan import Plan, draw_habits
 from nodeagent.testing.cluster_swarm import ClusterSwarm, Report, reported
 from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds, draw_stragglers
-from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import timed
 
 KINDS = tuple(k for k in WHOLE_KINDS if k not in ("cut", "alone", "deposed", "transfer", "jump"))
-"""Without those that take two: of one node's clock, no other says that it is wrong."""
+"""Faults that need only one node; no other node could detect that its clock is wrong."""
 
 
 class Alone(ClusterSwarm):
@@ -48,7 +48,7 @@ class Alone(ClusterSwarm):
 
 
 def ran(seed: int) -> tuple[Alone, Report]:
-    """The world of a seed after its run, and its report."""
+    """Run a seed; returns its world and its report."""
     alone = Alone(seed)
     return alone, reported(alone, f"nodeagent.testing.alone {seed}")
 
@@ -57,9 +57,9 @@ def run(seed: int) -> Report:
     return ran(seed)[1]
 
 
-def evidence(seed: int) -> str:
+def result_line(seed: int) -> str:
     return timed(run, seed)
 
 
 if __name__ == "__main__":
-    print_evidence(evidence)
+    run_command(result_line)

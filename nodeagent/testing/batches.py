@@ -1,4 +1,4 @@
-"""Batches of operations for a log, as the groups of a node write them."""
+"""Random batches of log operations, like those that the groups of a node write."""
 
 import random
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ def copy_state(state: State) -> State:
 
 
 class Batches:
-    """Random valid ones; the same generator gives the same. `state` is what they come to.
+    """Draws valid batches; `state` is the state after them.
 
     Args:
-        slower: how often a group is drawn, by how often the one before it is.
-        ops_max: of a batch.
-        text_bytes: of the longest entry, about.
+        slower: ratio of a group's weight to the weight of the previous group.
+        ops_max: maximum number of operations of a batch.
+        text_bytes: approximate size of the longest entry.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Batches:
         self._text_bytes = text_bytes
 
     def batch(self, but: frozenset[GroupId] = frozenset()) -> list[LogOp]:
-        """Some operations, of none of these groups; none at all when there is no other."""
+        """Operations of groups other than `but`; empty if there is no other group."""
         weights = [0.0 if name in but else w for name, w in zip(self._groups, self._weights, strict=True)]
         if not any(weights):
             return []
@@ -87,7 +87,7 @@ class Batches:
         return HardState(self.term, self.rng.choice(["", "a", "b"]), held)
 
     def purge(self) -> list[LogOp]:
-        """Every group forgets its entries."""
+        """Operations that drop all entries of every group."""
         ops: list[LogOp] = [
             Rebase(name, base(group.base.index + len(group.entries), self.term), True)
             for name, group in self.state.items()

@@ -1,4 +1,4 @@
-"""Releases of the agent, as far as the other nodes of a cluster notice which one a node runs."""
+"""Releases of the agent, as far as they differ for the other nodes of a cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +10,16 @@ from nodeagent.model.files import CloseSpec
 from nodeagent.storage.arrow_format import ArrowFormat
 
 LIBRARY = "library"
-"""Name of the property that makes the bytes of two libraries differ."""
+"""Name of the file property that makes the bytes of two TsFile libraries differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """`writer` is what it says of its library in entries, "" for a release that says and heeds nothing.
-    `maker` is the library that makes its files."""
+    """A release of the agent.
+
+    `writer` is the library version that it writes in entries, "" for a release that ignores library versions.
+    `maker` is the library that writes its files.
+    """
 
     levels: Levels = SPOKEN
     writer: str = ""
@@ -24,18 +27,18 @@ class Build:
 
 
 PLAIN = Build()
-"""Of a cluster in which all nodes are alike."""
+"""The release of all nodes, unless a run upgrades them."""
 
 PREVIOUS = Build(Levels(FIRST, FIRST))
 """The release before this one."""
 
 THIS = Build(writer="lib 1")
 NEXT = Build(writer="lib 2", maker="lib 2")
-"""One that has another library: equal rows become other bytes."""
+"""A release with another TsFile library: equal rows become different bytes."""
 
 
 class LibraryFormat(ArrowFormat):
-    """Arrow files, with the library in their bytes."""
+    """Arrow files whose bytes contain the name of the library."""
 
     def __init__(self, library: str) -> None:
         self._library = {LIBRARY: library.encode()} if library else {}

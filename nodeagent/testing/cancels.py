@@ -1,9 +1,9 @@
-"""A cancel at every hold point of every kind of change, in the simulator.
+"""Cancel every kind of change at every hold point, in the simulator.
 
-`python -m nodeagent.testing.cancels [SEEDS [FIRST [COUNT]]]` prints the table of cases with what came of each
-and ends with 1 when one failed. Up to SEALED a cancel must end in exactly the old state, later it is refused
-and the change ends in exactly the new one; either way L4 holds on every disk, and a cancel that comes later
-still changes nothing.
+`python -m nodeagent.testing.cancels [SEEDS [FIRST [COUNT]]]` prints the table of cases with their results,
+and exits with 1 if a case failed. Up to SEALED a cancel must restore exactly the old state; later it is
+refused and the change must reach exactly the new state. In both cases L4 holds on every disk, and a cancel
+after the end changes nothing.
 """
 
 import sys
@@ -41,13 +41,13 @@ class Cancel:
 
     @property
     def skipped(self) -> str:
-        """Why there is nothing to run; "" when there is."""
+        """Why the case cannot run; "" if it can."""
         if self.way == "newcomer killed" and self.kind in ("remove-node", "rebalance"):
-            return "nobody comes"
+            return "no node joins"
         if self.point in ("after:PLANNED", "before:SEALED") and self.kind in ("remove-node", "rebalance"):
-            return "it enters SEALED with its first entry"
+            return "the change enters SEALED with its first entry"
         if self.point in ("after:FORMAL", "before:MOVING") and self.kind == "rebalance":
-            return "no member changes: it enters MOVING as it leaves OPEN"
+            return "no group changes members: the change goes from OPEN directly to MOVING"
         return ""
 
 
@@ -59,7 +59,7 @@ def cases() -> Iterator[Cancel]:
 
 
 def run_case(case: Cancel, seed: int) -> None:
-    """Raises `AssertionError` when the end is neither the old nor the new state, or something is left."""
+    """Raises `AssertionError` if the final state is neither the old nor the new one, or files are left."""
     scenario = Scenario(seed)
     scenario.begin()
     scenario.sim.pause(1_500)
@@ -76,19 +76,19 @@ def run_case(case: Cancel, seed: int) -> None:
     scenario.until(lambda: scenario.stage(operation) == stage, f"{case.point} is reached")
     scenario.sim.pause(HELD_MS)
     record = scenario.record(operation)
-    assert record is not None and record.stage.value == stage, f"{case.point}: in {record}"
+    assert record is not None and record.stage.value == stage, f"{case.point} is not held: {record}"
     reply = _cancel(scenario, case, operation)
     if stage in CANCELLABLE:
-        assert isinstance(reply, OperationReply), f"refused in {stage}: {reply}"
+        assert isinstance(reply, OperationReply), f"the cancel is refused in {stage}: {reply}"
     else:
         assert isinstance(reply, ErrorReply) and "slots are open in their new groups" in reply.what, reply
     scenario.hold()
     done = scenario.finish(operation, cancelled=True)
-    assert done != (stage in CANCELLABLE), f"cancelled in {stage}, it ended {scenario.stage(operation)}"
+    assert done != (stage in CANCELLABLE), f"cancelled in {stage}, it ended in {scenario.stage(operation)}"
     late = scenario.request(q.Steer(operation, "cancel", "sim"), OperationReply)
     if done:
         assert isinstance(late, ErrorReply) and "has ended" in late.what, late
-    else:  # as who asks again because no answer came
+    else:  # like a retry after a lost reply
         assert isinstance(late, OperationReply), late
         ended = scenario.record(operation)
         assert ended is not None and [s.name for s in ended.stages].count("CANCELLING") == 1, ended
@@ -102,12 +102,12 @@ def run_case(case: Cancel, seed: int) -> None:
         _check_new(scenario, record)
     else:
         after = state_of(scenario)
-        assert after == before, f"cancelled, and not as before: {before} {after}"
+        assert after == before, f"the cancel did not restore the old state: {before} {after}"
     scenario.read_everything()
 
 
 def state_of(scenario: Scenario) -> str:
-    """What a cancelled change must leave as it was: table, groups, nodes, and who is retired."""
+    """What a cancelled change must restore: tables, groups, nodes, and retired incarnations."""
     image = scenario.newest().image
     return msgspec.json.encode(
         (image.table, image.next_table, image.groups, image.nodes, image.retired)
@@ -138,13 +138,13 @@ def _begin(scenario: Scenario, kind: str) -> str:
 
 
 def _cancel(scenario: Scenario, case: Cancel, operation: str) -> Reply:
-    """In the way of the case; what the first cancel that is decided on was answered."""
+    """Cancel in the way of the case; returns the reply to the first cancel that was decided."""
     cancel = q.Steer(operation, "cancel", "sim")
     match case.way:
         case "paused":
             scenario.request(q.Steer(operation, "pause", "sim"), OperationReply)
             reply = scenario.request(cancel, OperationReply)
-            scenario.sim.pause(2 * LATE_MS)  # or a pause that is delivered once more outlives the resume
+            scenario.sim.pause(2 * LATE_MS)  # else a duplicate of the pause may arrive after the resume
             scenario.request(q.Steer(operation, "resume", "sim"), OperationReply)
             return reply
         case "at once by three":
@@ -155,7 +155,7 @@ def _cancel(scenario: Scenario, case: Cancel, operation: str) -> Reply:
                     scenario.sim.call(CLIENT, node, cancel, got.append)
             scenario.until(lambda: len(got) == 3 * len(nodes), "every cancel is answered")
             decided = [r for r in got if getattr(r, "code", "") not in ("not_leader", "unavailable")]
-            assert len({type(r) for r in decided}) == 1, f"one decision, told in two ways: {decided}"
+            assert len({type(r) for r in decided}) == 1, f"different replies to one decision: {decided}"
             return decided[0]
         case "newcomer killed":
             scenario.kill(scenario.newcomers[0], BACK_MS, power=True)

@@ -1,4 +1,4 @@
-"""Invariants of `docs/internals/invariants.md`, checked while a simulation runs and at its end."""
+"""Checks of the invariants in `docs/internals/invariants.md`, during a simulation and at its end."""
 
 import re
 import zlib
@@ -22,12 +22,13 @@ _LOG_NAME = re.compile(r"\d{12}\.log|newest|reserve|log\.id|\d+\.\d+\.torn")
 
 
 class Tables:
-    """S14 after every turn: no node's partition table goes back, and equal versions are equal tables."""
+    """Checks S14 after every turn: no node's partition table goes back, and equal versions are equal
+    tables."""
 
     def __init__(self) -> None:
         self._tables: dict[int, int] = {}
         self._table_of: dict[tuple[str, int], PartitionTable] = {}
-        """By (node, life). Tables are never changed, so that only another one is looked at."""
+        """By (node, life). Tables are immutable, so only a new object is compared."""
 
     def __call__(self, node: SimNode, effects: Effects) -> None:
         table, key = node.host.cluster.meta.placement.table, (node.node, node.life)
@@ -35,18 +36,20 @@ class Tables:
         if table is None or table is before:
             return
         version = table.version
-        assert before is None or version >= before.version, f"S14: table of {node.node} went back"
+        assert before is None or version >= before.version, (
+            f"S14: the partition table of {node.node} went back"
+        )
         self._table_of[key] = table
         digest = zlib.crc32(table.owners.tobytes())
         assert self._tables.setdefault(version, digest) == digest, f"S14: two tables of version {version}"
 
 
 class Changes:
-    """S13, S14 whenever some node's meta state is newer than all were: who left does not come back, and a
-    change keeps to its order.
+    """Checks S13 and S14 whenever a node has the newest meta state so far: a node that left does not return,
+    and changes follow their order.
 
     Args:
-        safety: knows who led.
+        safety: knows which groups had a leader.
     """
 
     def __init__(self, safety: RaftSafety) -> None:
@@ -61,7 +64,7 @@ class Changes:
             return
         self._applied = state.applied
         image = state.image
-        assert sum(not op.ended for op in image.operations) <= 1, "S14: two changes at a time"
+        assert sum(not op.ended for op in image.operations) <= 1, "S14: two changes are open at the same time"
         op = image.operations[-1] if image.operations else None
         if op is not None:
             self._is_in_order(state, op)
@@ -71,7 +74,7 @@ class Changes:
             for name, incarnation in self._members.items():
                 left = members.get(name) != incarnation
                 assert not left or name == undone or incarnation in image.retired, (
-                    f"S13: {name} {incarnation} left, and is not retired"
+                    f"S13: {name} {incarnation} left and is not retired"
                 )
             self._members = members
         for record in image.nodes.values():
@@ -80,37 +83,40 @@ class Changes:
     def _is_in_order(self, state: MetaState, op: Operation) -> None:
         if op.stage in (Stage.PLANNED, Stage.SEALED, Stage.CANCELLING):
             versions = state.placement.version, op.base_version
-            assert versions[0] == versions[1], f"S14: {op.id} {op.stage}: table {versions}"
+            assert versions[0] == versions[1], f"S14: {op.id} {op.stage}: table versions {versions}"
         created = op.created_group
         if op.stage is Stage.CANCELLED:
             undone = {op.node, created} if created else set()
             left = undone & {*state.image.nodes, *state.image.groups}
-            assert not left, f"L4: {op.id} is cancelled and {left} are there"
+            assert not left, f"L4: {op.id} is cancelled and {left} still exist"
             for change in op.changes:
                 joined = self._safety.config_of(change.group).learners
                 assert change.joins not in joined, (
-                    f"L4: {op.id} is cancelled, {change.joins} is in {change.group}"
+                    f"L4: {op.id} is cancelled and {change.joins} is a learner of {change.group}"
                 )
         elif created and op.stage not in (Stage.PLANNED, Stage.CANCELLING) and not op.dead:
-            assert self._safety.was_led(created), f"{op.id} {op.stage}: nobody ever led {created}"
+            assert self._safety.was_led(created), f"{op.id} {op.stage}: {created} never had a leader"
 
 
 def check_converged(sim: Sim[SimNode]) -> None:
-    """L3, L4: groups are the ring's derivation, replicas hold equal files, nothing is left over."""
+    """Check L3 and L4: groups are derived from the ring, replicas have equal files, and no file is left
+    over."""
     nodes = [n for n in sim.nodes.values() if n.alive]
     state = max((n.host.cluster.meta for n in nodes), key=lambda m: m.applied)
     assert state.placement.table is not None and state.image.settings is not None
     assert state.operations.open() is None, state.operations.open()
     for header in state.placement.table.ring.names:
         record = state.groups.of(header)
-        assert record is not None, f"L4: no group headed by {header}"
+        assert record is not None, f"L4: {header} owns no group"
         expected = state.placement.table.ring.members(header, state.image.settings.replicas)
         assert set(record.members) == set(expected), (record, expected)
         replicas = [sim.nodes[m].host.replicas.data[record.group] for m in expected]
         _check_group(record.group, replicas, set(expected))
         owned = set(to_slots(state.placement.table.slots_of(header)))
         wrong = {r.raft.node: r.state.slots.open ^ owned for r in replicas if r.state.slots.open != owned}
-        assert not wrong, f"L4: {record.group}: open and not owned, or owned and not open: {wrong}"
+        assert not wrong, (
+            f"L4: {record.group}: slots that are open but not owned, or owned but not open: {wrong}"
+        )
     for node in (sim.nodes[n] for n in state.image.nodes):
         wanted = {g.group for g in state.image.groups.values() if node.node in g.members}
         assert set(node.host.replicas.data) == wanted, (
@@ -122,7 +128,7 @@ def check_converged(sim: Sim[SimNode]) -> None:
 def _check_group(group: str, replicas: list[DataReplica], members: set[str]) -> None:
     for replica in replicas:
         slots = replica.state.slots
-        assert not slots.sealed and not slots.arriving, f"L4: {group} has slots in hand-over"
+        assert not slots.sealed and not slots.arriving, f"L4: {group} still has migrating slots"
         config = replica.raft.log.config
         assert set(config.voters) == members and not config.learners, (group, config, members)
     files = [r.state.files.manifest.files() for r in replicas]
@@ -134,8 +140,8 @@ def _check_group(group: str, replicas: list[DataReplica], members: set[str]) -> 
 
 
 def check_clean(sim: Sim[SimNode], kinds: Collection[str] = ()) -> None:
-    """L3, L4: the disks of all members hold what their manifests name, byte by byte, and nothing else; their
-    checkpoints name the same. Leftovers of these `kinds` are let pass."""
+    """Check L3 and L4: the disks of all members contain exactly what their manifests name, byte for byte, and
+    checkpoints name the same files. Leftovers of these `kinds` are allowed."""
     state = max((n.host.cluster.meta for n in sim.nodes.values() if n.alive), key=lambda m: m.applied)
     for node in (sim.nodes[n] for n in state.image.nodes):
         _check_disk(node, kinds)
@@ -146,7 +152,7 @@ def _check_disk(node: SimNode, kinds: Collection[str]) -> None:
     manifests = {g: r.state.files.manifest.files() for g, r in node.host.replicas.data.items()}
     found = leftovers(node.disk, {**manifests, META: []}, beside=(LOG_DIR, ID_FILE))
     left = [f"{f.path} ({f.kind})" for f in found if f.kind not in kinds]
-    assert not left, f"L4: {node.node} keeps {left[:4]}"
+    assert not left, f"L4: {node.node} has leftover files {left[:4]}"
     for group, files in manifests.items():
         for meta in files:
             bytes_now = node.storage.files.hash(group, meta)
@@ -154,4 +160,4 @@ def _check_disk(node: SimNode, kinds: Collection[str]) -> None:
         saved = node.saved(group)
         assert saved == list(files), f"L4: {node.node} {group}: the checkpoint names other files: {saved}"
     names = [n for n in node.disk.listdir(LOG_DIR) if not _LOG_NAME.fullmatch(n)]
-    assert not names, f"L4: {node.node} has {names} beside its log"
+    assert not names, f"L4: {node.node} has unknown files {names} in its log directory"

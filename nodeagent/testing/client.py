@@ -22,22 +22,22 @@ from nodeagent.wire.faults import to_error
 
 FOREVER_MS = 3_600_000
 ODD, ODD_S = 0.002, 3.0
-"""The chance of an odd answer, where there are any, and how long more follow it."""
+"""Probability that a node begins to give odd answers, and for how long at most."""
 
 LOOK_S = 0.2
-"""Whether the node still runs is looked at so often."""
+"""How often a call checks that the node still runs."""
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 
 class SimLoop(asyncio.SelectorEventLoop):
-    """Instead of waiting, the simulation goes on, until an answer is there or a timer is due."""
+    """An event loop that runs the simulation, instead of waiting, until a reply arrives or a timer is due."""
 
     def __init__(self, sim: Sim[SimNode]) -> None:
         self.sim = sim
         self.woken = False
-        """An answer came."""
+        """Whether a reply arrived."""
 
         super().__init__(_Selector(self))
 
@@ -51,8 +51,8 @@ class SimLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Later than now is a millisecond later: asyncio takes a nanosecond for now, and who waits for such a
-        deadline would be woken at once for ever, for this clock stands still while nobody waits."""
+        """Round deadlines in the future up to a millisecond. The clock stands still while no task waits, so a
+        deadline within the resolution of asyncio would wake its task without end."""
         if when > self.time():
             when = max(self.sim.now + 1, math.ceil(when * 1000 - 1e-6)) / 1000
         return super().call_at(when, callback, *args, context=context)
@@ -69,19 +69,18 @@ class _Selector(selectors.SelectSelector):
             loop.woken = False
             wait_ms = FOREVER_MS if timeout is None else max(1, math.ceil(timeout * 1000 - 1e-6))
             loop.sim.run(lambda: loop.woken, wait_ms)
-            assert loop.woken or timeout is not None, "nobody will ever answer"
+            assert loop.woken or timeout is not None, "no reply can arrive any more, and no timer is set"
         return super().select(0)
 
 
 class SimLink:
-    """`client.link.Link` over the network of a simulation. A node that does not run refuses connections.
+    """`client.link.Link` over the simulated network. A node that does not run refuses connections.
 
-    Where the network would lose a message, the connection is lost, before or after the node heard the
-    request.
+    If the network would lose a message, the connection breaks, before or after the node received the request.
 
     Args:
-        odd: the chance that a node begins to give answers that this release does not know, or that another
-            cluster would give; it ends after up to `ODD_S`.
+        odd: probability that a node begins to give answers that this release does not know, or that come from
+            another cluster; it stops after up to `ODD_S`.
     """
 
     def __init__(self, sim: Sim[SimNode], loop: SimLoop, odd: float = 0.0) -> None:
@@ -123,7 +122,7 @@ class SimLink:
 
         if not is_lost:
             sim.hand(target, serve)
-        elif sim.rng.random() < 0.5:  # it lay in a buffer when the connection broke
+        elif sim.rng.random() < 0.5:  # the request was in a buffer when the connection broke
             sim.at(sim.rng.choice((0, 1, 1)) * sim.rng.randint(0, LATE_MS), lambda: sim.hand(target, serve))
         while self._loop.time() < until and node.alive and node.life == life:
             await asyncio.wait([answer], timeout=min(LOOK_S, until - self._loop.time()))
@@ -147,40 +146,42 @@ class SimLink:
 
 
 def _odd(reply: Reply) -> Reply:
-    """In place of `reply`, of a request that was served."""
+    """The odd answer that replaces `reply`; the request was served."""
     if isinstance(reply, MetaView):
         return msgspec.structs.replace(reply, cluster_id="another", applied=reply.applied + 1_000)
     return ErrorReply("of_a_newer_release", "something that this release does not know")
 
 
 class SimCluster(Cluster):
-    """A client whose knowledge can be looked at."""
+    """A client whose knowledge of the cluster can be checked."""
 
     _applied = 0
     _cluster_id = ""
     _versions: Mapping[tuple[str, str], int] = {}
 
     def look(self) -> None:
-        """S14: what it knows of one cluster never goes back."""
+        """Check that its knowledge of the cluster never goes back (S14)."""
         routes = self._calls.views.routes
         if routes is None:
             return
         view = routes.view
-        assert view.applied >= self._applied, f"S14: a client knew {self._applied}, it goes by {view.applied}"
+        assert view.applied >= self._applied, (
+            f"S14: a client knew index {self._applied} and now uses {view.applied}"
+        )
         self._applied = view.applied
         of_one = view.cluster_id == self._cluster_id or not self._cluster_id
-        assert of_one, f"S14: a client of {self._cluster_id} goes by a view of {view.cluster_id}"
+        assert of_one, f"S14: a client of {self._cluster_id} uses a view of {view.cluster_id}"
         self._cluster_id = view.cluster_id
         versions = {(s.storage_group, s.table): s.version for s in self._calls.views.known_schemas()}
         back = [name for name, known in self._versions.items() if versions.get(name, known) < known]
-        assert not back, f"S14: a client goes by older schemas of {back}"
+        assert not back, f"S14: a client uses older schemas of {back}"
         self._versions = versions
 
 
 def client_of(
     sim: Sim[SimNode], loop: SimLoop, nodes: list[NodeId], timeout_s: float, odd: float = 0.0
 ) -> SimCluster:
-    """A client that was told of these nodes. Args: as of `SimLink`."""
+    """A client that knows the addresses of `nodes`; `odd` as in `SimLink`."""
     link = SimLink(sim, loop, odd)
     for node in nodes:
         link.learn(node, node, 1)
@@ -188,6 +189,6 @@ def client_of(
 
 
 def run_in(sim: Sim[SimNode], main: Coroutine[Any, Any, _T]) -> _T:
-    """Run to the end on the simulation's clock."""
+    """Run `main` to its end on the simulation's clock."""
     with asyncio.Runner(loop_factory=lambda: SimLoop(sim)) as runner:
         return runner.run(main)

@@ -1,7 +1,7 @@
-"""The real client under the simulator: it reads what it wrote, in small pages, while slots move, nodes are
-killed and connections break. The changes are begun by a client, too.
+"""The real client in the simulator: it reads what it wrote, in small pages, while slots move, nodes are
+killed and connections break. A client also begins the changes.
 
-`python -m nodeagent.testing.client_run FIRST [COUNT]` prints one line of evidence per seed.
+`python -m nodeagent.testing.client_run FIRST [COUNT]` prints one line per seed.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from nodeagent.testing.checks import check_converged
 from nodeagent.testing.client import ODD, SimCluster, SimLoop, client_of, run_in
 from nodeagent.testing.client_work import CELLS, ROWS, CellsClient, Changes, RowsClient, Shared
 from nodeagent.testing.nemesis import bounded
-from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.scenario import Scenario
 
@@ -26,16 +26,16 @@ GROUPS, ROWS_TABLES = 3, 2
 CELLS_WRITERS = 2
 
 SESSION_TTL_MS = 300
-"""In some runs: sessions end between two tries of a write."""
+"""Session TTL in some runs, so short that sessions expire between two attempts of a write."""
 
 PATIENT_S, AT_ONCE_S = 10.0, 1.0
 
 LOOK_S = 0.01
-"""What the clients know is looked at so often."""
+"""How often the clients' knowledge of the cluster is checked."""
 
 
 class Report(msgspec.Struct):
-    """Evidence of one run."""
+    """Results of one run."""
 
     seed: int
     trace: int
@@ -50,7 +50,7 @@ class ClientRun:
         self.rng = scenario.sim.rng
         self.done: Counter[str] = Counter()
         self.calm = False
-        """No new faults."""
+        """Whether no new faults are injected."""
 
         self.so_far = ""
         self.odd = self.rng.choice([0.0, ODD])
@@ -81,7 +81,9 @@ class ClientRun:
     async def run(self) -> None:
         scenario, rng = self.scenario, self.rng
         clients = [self._client(rng.choice([0.5, 1.0, PATIENT_S]), self.odd) for _ in range(3)]
-        groups = [f"root.c{number}" for number in rng.sample(range(1_000), GROUPS)]  # others lie elsewhere
+        groups = [
+            f"root.c{number}" for number in rng.sample(range(1_000), GROUPS)
+        ]  # different slots per seed
         shared = Shared(groups, clients[0], clients[1], clients[2], rng, self.done)
         rows = [RowsClient(shared, f"{ROWS}{i}") for i in range(ROWS_TABLES)]
         cells, changes = CellsClient(shared, CELLS), Changes(scenario, shared)
@@ -109,7 +111,7 @@ class ClientRun:
                 may_cancel = rng.random() < 0.5
                 while True:
                     await asyncio.sleep(3)
-                    scenario.hold("before:FORMAL")  # the older rows are with the groups before
+                    scenario.hold("before:FORMAL")  # the older rows are still in the source groups
                     operation = self.so_far = await changes.begin(want())
                     await asyncio.sleep(rng.random() if may_cancel else 6)
                     if may_cancel:
@@ -136,11 +138,11 @@ class ClientRun:
         await self.outage()
 
     async def read_in_peace(self, groups: Sequence[str]) -> None:
-        """No read waits until a hand-over is over."""
+        """Check that reads complete while a slot migration is in progress."""
         sim = self.scenario.sim
         self.calm = True
         before, sim.faults.drop = sim.faults.drop, 0.0
-        # Each fault ends by itself.
+        # Each fault ends on its own.
         while sim.faults.cut or not all(node.alive for node in sim.nodes.values()):
             await asyncio.sleep(LOOK_S)
         client = self._client(PATIENT_S)
@@ -151,11 +153,11 @@ class ClientRun:
             except NotFound:
                 pass
             except TimeoutError:
-                raise AssertionError(f"liveness: {CELLS} of {group} is not read") from None
+                raise AssertionError(f"liveness: {CELLS} of {group} cannot be read") from None
         sim.faults.drop, self.calm = before, False
 
     async def outage(self) -> None:
-        """While no node runs a client says so at once; when they are back it waits until they can tell."""
+        """Check that a client reports an outage of all nodes at once, and that it waits when they restart."""
         sim = self.scenario.sim
         nodes = [node for node in sim.nodes.values() if node.alive]
         for node in nodes:
@@ -165,16 +167,18 @@ class ClientRun:
         try:
             view = await client.meta()
         except Unavailable:
-            assert loop.time() - began < AT_ONCE_S, f"liveness: no word of an outage in {AT_ONCE_S} s"
+            assert loop.time() - began < AT_ONCE_S, (
+                f"liveness: the outage is not reported within {AT_ONCE_S} s"
+            )
         else:
-            raise AssertionError(f"S18: {view.node} does not run and answered")
+            raise AssertionError(f"S18: {view.node} answered although it does not run")
         for node in nodes:
             node.start()
         await client.meta(strong=True)
 
 
 def run(seed: int) -> Report:
-    """S6 and S18 for what clients write, delete, read and change; L3 and L4 at the end."""
+    """Run a seed: checks S6 and S18 for writes, deletes, reads and changes, and L3 and L4 at the end."""
     scenario = Scenario(seed, nodes=4, spares=1)
     rng = random.Random(f"pages {seed}")
     limits = {
@@ -199,9 +203,9 @@ def run(seed: int) -> Report:
     return Report(seed, sim.trace, sim.events, sim.now, dict(sorted(running.done.items())))
 
 
-def evidence(seed: int) -> str:
+def result_line(seed: int) -> str:
     return timed(run, seed)
 
 
 if __name__ == "__main__":
-    print_evidence(evidence)
+    run_command(result_line)

@@ -1,4 +1,4 @@
-"""What a client does in `client_run`, and what it may believe of the answers."""
+"""What the clients do in `client_run`, and which replies are correct."""
 
 import asyncio
 import contextlib
@@ -23,18 +23,18 @@ WIDEN_S, WATCH_S = 0.5, 0.02
 FOREVER = float("inf")
 CELLS_IN_WEEK = 2
 AT_ONCE = 12
-"""Small writes of a bulk writer."""
+"""Maximum number of small writes of a bulk writer."""
 
 LIMITS = (6, 40)
-"""Of the first rows that are read: of one partition, of all."""
+"""Bounds on the row limit of a scan: within one partition, and across partitions."""
 
 Cell = tuple[str, int]
 """(storage group, time)"""
 
 
 class Shared(msgspec.Struct):
-    """What all that work in a run have in common. Each client knows by its own answers alone what is new in
-    the cluster."""
+    """What all tasks of a run share. Each client learns of changes in the cluster only from its own
+    replies."""
 
     groups: list[str]
     writes: Cluster
@@ -46,7 +46,7 @@ class Shared(msgspec.Struct):
 
 
 class RowsClient:
-    """Writes rows that all have keys of their own and deletes some of them; readers look for all of them."""
+    """Writes rows with unique keys and deletes some of them; readers check that the others exist."""
 
     def __init__(self, shared: Shared, table: str) -> None:
         self.shared = shared
@@ -55,10 +55,10 @@ class RowsClient:
         self.asked: set[Cell] = set()
         self.acked: set[Cell] = set()
         self.never: set[Cell] = set()
-        """Of writes that were refused for good."""
+        """Cells of writes that were definitely refused."""
 
         self.gone: set[Cell] = set()
-        """Acknowledged, and then deleted, which was acknowledged too."""
+        """Cells whose write and delete were both acknowledged."""
 
         self._at = 0
 
@@ -74,7 +74,7 @@ class RowsClient:
             await asyncio.sleep(self.rng.random() * 0.2)
 
     def _times(self, weeks: list[int]) -> list[int]:
-        """Some new ones in each of these."""
+        """New times in each of these weeks."""
         times: list[int] = []
         for week in weeks:
             count = self.rng.randint(1, 6)
@@ -99,7 +99,7 @@ class RowsClient:
             self.done["writes"] += 1
 
     async def _write_at_once(self, group: str) -> None:
-        """Many small writes to one slot, of which a failure says nothing but that not all are there."""
+        """Send many small writes to one slot; a failure means only that not all of them were written."""
         week = self.rng.randrange(WEEKS)
         pieces = [self._times([week]) for _ in range(self.rng.randint(2, AT_ONCE))]
         keys = {(group, t) for times in pieces for t in times}
@@ -115,11 +115,11 @@ class RowsClient:
             self.done["bulks"] += 1
 
     async def delete(self) -> None:
-        """Some rows in a row of one partition."""
+        """Delete a range of rows of one partition."""
         if not self.acked:
             return
         group, first = self.rng.choice(sorted(self.acked))
-        if self.rng.random() < 0.5:  # what a reader of the first ones looks for
+        if self.rng.random() < 0.5:  # a reader with a limit reads these
             first = min(_of(self.acked, group))
         last = first + self.rng.randrange(20)
         keys = {(g, t) for g, t in self.acked if g == group and first <= t <= last}
@@ -154,35 +154,37 @@ class RowsClient:
         before, gone = _of(self.acked, group), _of(self.gone, group)
         counts = await self.shared.reads.count(group, self.table)
         rows = sum(int(str(counted["rows"])) for counted in counts)
-        before &= _of(self.acked, group)  # without what was deleted meanwhile
+        before &= _of(self.acked, group)  # without rows deleted during the read
         known = _of(self.asked - self.never, group) - gone
         assert len(before) <= rows <= len(known), (
-            f"S6: {rows} rows of {group}, {len(before)} were acknowledged"
+            f"S6: {group} has {rows} rows, {len(before)} were acknowledged"
         )
 
     async def _scan(self, group: str, span: tuple[int, ...] = ()) -> None:
-        """All rows, or those of a time range; or the first ones."""
+        """Scan all rows, or those of a time range, or the first rows."""
         limit = self.rng.choice([None, self.rng.randint(1, self.rng.choice(LIMITS))])
         first, last = span or (None, None)
         before, gone = _of(self.acked, group, span), _of(self.gone, group)
         rows = await self.shared.reads.scan(group, self.table, limit=limit, time_from=first, time_to=last)
         found = rows.column("time").to_pylist()
-        before &= _of(self.acked, group)  # without what was deleted meanwhile
+        before &= _of(self.acked, group)  # without rows deleted during the read
         known = _of(self.asked - self.never, group, span) - gone
-        assert len(found) == len(set(found)), f"a row of {group} twice"
-        assert set(found) <= known, f"S8, S18: {group} has {sorted(set(found) - known)}"
+        assert len(found) == len(set(found)), f"the scan of {group} returned a row twice"
+        assert set(found) <= known, f"S8, S18: {group} has unexpected rows {sorted(set(found) - known)}"
         missing = sorted(before - set(found))
         if limit is None:
             assert not missing, f"S6: {group} lost {missing}"
             return
-        assert min(limit, len(before)) <= len(found) <= limit, f"S6: {len(found)} rows of {group}"
+        assert min(limit, len(before)) <= len(found) <= limit, (
+            f"S6: the scan of {group} with limit {limit} returned {len(found)} rows"
+        )
         over = [t for t in missing if _place(t) < _place(found[-1])]
-        assert found == sorted(found, key=_place) and not over, f"S6: the first of {group} without {over}"
+        assert found == sorted(found, key=_place) and not over, f"S6: the first rows of {group} lack {over}"
 
 
 class CellsClient:
-    """Writers that overwrite each other in a few cells. Each value is written once and takes effect once,
-    between begin and end of its write."""
+    """Writers that overwrite a few cells. Each value is written once and must take effect once, between the
+    begin and the end of its write."""
 
     def __init__(self, shared: Shared, table: str) -> None:
         self.shared = shared
@@ -191,19 +193,19 @@ class CellsClient:
         self.value = 0
         self.sent: set[tuple[Cell, int]] = set()
         self.ended: dict[int, float] = {}
-        """When a write was acknowledged. One without an answer may take effect at any time."""
+        """When each write was acknowledged. An unacknowledged write may take effect at any time."""
 
         self.newest: dict[Cell, float] = {}
-        """When the newest of the acknowledged writes of a cell began. What had ended before is gone."""
+        """When the newest acknowledged write of each cell began. It replaces all writes that ended before."""
 
         self.never: set[int] = set()
-        """Refused for good."""
+        """Values of writes that were definitely refused."""
 
         self.found: dict[Cell, int] = {}
-        """As it was read the last time."""
+        """Value of each cell at the last read."""
 
         self.replaced: dict[Cell, set[int]] = {}
-        """What was read before, and then another value."""
+        """Values that were read before another value was read."""
 
     async def write(self) -> None:
         now = asyncio.get_running_loop().time
@@ -242,23 +244,23 @@ class CellsClient:
             back = self.never.intersection(found.values())
             assert not back, f"S18: {back} were refused and are in {group}"
             lost = {cell for cell in newest if cell[1] not in found}
-            assert not lost, f"S6: {lost} were acknowledged and are not there"
+            assert not lost, f"S6: {lost} were acknowledged and are missing"
             for time, value in found.items():
                 self._check((group, time), value, newest.get((group, time), 0.0))
 
     def _check(self, cell: Cell, value: int, newest: float) -> None:
-        """`newest` as it was when the read began."""
+        """Check a value that was read; `newest` is as of the begin of the read."""
         assert (cell, value) in self.sent, f"S15: {cell} is {value}, which was never written to it"
         assert self.ended.get(value, FOREVER) >= newest, f"S6: {cell} is {value}, which was overwritten"
         replaced, before = self.replaced.setdefault(cell, set()), self.found.get(cell, value)
         if value != before:
             replaced.add(before)
-        assert value not in replaced, f"S6: {cell} is {value} again after {before}"
+        assert value not in replaced, f"S6: {cell} went back to {value} after {before}"
         self.found[cell] = value
 
 
 class Changes:
-    """Begins changes, cancels some and adds columns to a table, and believes what it is told of that."""
+    """Begins changes, cancels some, adds columns to a table, and checks the replies."""
 
     def __init__(self, scenario: Scenario, shared: Shared) -> None:
         self.scenario = scenario
@@ -267,7 +269,7 @@ class Changes:
         self.rng, self.done = shared.rng, shared.done
 
     async def begin(self, change: BeginChange) -> str:
-        """It may be asked for twice at the same time."""
+        """Begin a change, sometimes with two concurrent requests; returns its operation."""
         scenario = self.scenario
         with scenario.locked():
             change = scenario.asked(change)
@@ -282,7 +284,7 @@ class Changes:
                 known = scenario.begun_as(change)
                 if known:
                     may_be = any(isinstance(error, OutcomeUnknown) for error in answers)
-                    assert may_be, f"S18: {known} was refused and is there: {answers}"
+                    assert may_be, f"S18: {known} was refused and exists: {answers}"
                     return scenario.begun(known, change)
         raise AssertionError(f"liveness: {change} is not accepted")
 
@@ -294,18 +296,18 @@ class Changes:
             return error
 
     async def rejoin(self, node: str) -> None:
-        """Ask for a node that was removed, with what it has; that must be refused."""
+        """Request to add a removed node that still has its old directory; this must be refused."""
         scenario, loop = self.scenario, asyncio.get_running_loop()
         with scenario.locked():
             change = scenario.asked(scenario.change_of("add-node", node))
             until = loop.time() + OPERATION_S
             while not isinstance(answer := await self._ask(change), Refused):
                 assert isinstance(answer, NodeAgentError), f"S13: {node} is taken back by {answer.id}"
-                assert loop.time() < until, f"liveness: no word of {node}: {answer}"
+                assert loop.time() < until, f"liveness: adding {node} is not refused: {answer}"
                 await asyncio.sleep(LATE_MS / 1000)
 
     async def cancel(self, operation: str) -> None:
-        """It may be too late."""
+        """Cancel an operation; it may be too late."""
         try:
             await self.client.steer(Steer(operation, "cancel", "client"))
         except OutcomeUnknown:
@@ -315,15 +317,15 @@ class Changes:
             await asyncio.sleep(2 * LATE_MS / 1000)
             stage = self.scenario.stage(operation)
             assert not stage.startswith("CANCEL"), (
-                f"S18: {operation} is {stage}; to cancel it was refused: {error}"
+                f"S18: {operation} is {stage} although its cancel was refused: {error}"
             )
 
     async def ended(self, operation: str) -> bool:
-        """Wait for its end; whether it was done and not cancelled."""
+        """Wait for the end of an operation; returns whether it was done rather than cancelled."""
         loop = asyncio.get_running_loop()
         until = loop.time() + OPERATION_S
         while (record := self.scenario.record(operation)) is None or not record.ended:
-            assert loop.time() < until, f"liveness: {operation} in {self.scenario.stage(operation)}"
+            assert loop.time() < until, f"liveness: {operation} stays in {self.scenario.stage(operation)}"
             await asyncio.sleep(0.1)
         return record.stage is Stage.DONE
 
@@ -339,7 +341,7 @@ class Changes:
                 await self.client.put_schema(schema)
 
     async def watch(self) -> None:
-        """Have views come at any time."""
+        """Fetch the view of the cluster often, so that views arrive at any time."""
         while not self.shared.over:
             await asyncio.sleep(WATCH_S)
             with contextlib.suppress(NodeAgentError):
@@ -347,13 +349,13 @@ class Changes:
 
 
 def _of(keys: set[Cell], group: str, span: tuple[int, ...] = ()) -> set[int]:
-    """Times of one storage group, within the span if one is given."""
+    """Times of one storage group, within `span` if it is given."""
     first, last = span or (0, WEEKS * WEEK_MS)
     return {t for g, t in keys if g == group and first <= t <= last}
 
 
 def _place(time: int) -> tuple[str, int]:
-    """Rows are sorted by it: the tag, then the time."""
+    """The sort key of a row: its tag, then its time."""
     return "abc"[time % 3], time
 
 

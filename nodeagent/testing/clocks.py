@@ -1,12 +1,13 @@
 """The ordinary scenario while the nodes' wall clocks jump, drift and stand still.
 
-`python -m nodeagent.testing.clocks [FIRST [LAST]]` prints one line per seed and ends with 1 when one failed.
+`python -m nodeagent.testing.clocks [FIRST [LAST]]` prints one line per seed and exits with 1 if a seed
+failed.
 
-Every node's clock is set anew every few seconds, to anything within an hour of the truth or, now and then,
-within sixty days; also while an operation is waited for, and no other fault may be in force then. So nothing
-that must end may depend on a clock. Before the end the clocks are set right: what was put off comes to pass.
-Rows with a TTL are the reader's to check: it knows the true time, and none may be missed early. Another
-reader asks any member for mid and weak answers and checks what they say of their age.
+Every few seconds each node's clock may be set to any time within an hour of the true time, and sometimes
+within sixty days; this continues while the run waits for an operation to end, so no operation may depend on a
+clock. Before the end the clocks are corrected, and everything that was delayed must happen. The reader knows
+the true time and checks that no row with a TTL disappears early. Another reader sends bounded and weak reads
+to any member and checks the ages that the replies state.
 """
 
 import random
@@ -29,7 +30,7 @@ class ClockScenario(Scenario):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.clocks = random.Random(seed)
-        """Chance of its own, so that a seed is otherwise the run it is without."""
+        """A generator of its own, so that the rest of the run is the seed's run without jumping clocks."""
 
         for node in self.sim.nodes.values():
             node.config = msgspec.structs.replace(node.config, staleness_max_ms=STALENESS_MS)
@@ -41,7 +42,7 @@ class ClockScenario(Scenario):
         self._jump()
         self.stale.start()
         report = super().run()
-        assert self.stale.answers > 10, "mid and weak reads are answered, and their ages checked"
+        assert self.stale.answers > 10, f"only {self.stale.answers} bounded and weak reads were answered"
         return report
 
     def _jump(self) -> None:

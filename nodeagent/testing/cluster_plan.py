@@ -1,4 +1,4 @@
-"""What a seed of whole clusters under a swarm draws, and the operations that there are."""
+"""The plan that a seed of `ClusterSwarm` draws, and the names of its operations."""
 
 import random
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ KINDS_OF = {
 """The kind of operation that each of `ClusterSwarm.choices` begins."""
 
 STEPS = (*KINDS_OF, "kill_one", "restart_one", "rot_one", "return_one")
-"""All of `choices`."""
+"""All operations of `ClusterSwarm.choices`."""
 
 BURST_MS_MIN = 500
 """The shortest burst of faults."""
@@ -29,13 +29,13 @@ BURST_MS_MIN = 500
 
 @dataclass
 class Plan:
-    """What a seed draws; times in ms, sizes in bytes."""
+    """The parameters that a seed draws; times in ms, sizes in bytes."""
 
     nodes: int
     replicas: int
     slots: int
     groups: int
-    """Storage groups."""
+    """Number of storage groups."""
 
     operations: int
     raft: RaftSettings
@@ -45,31 +45,31 @@ class Plan:
     """Classes of faults and their weights."""
 
     gap_ms: int
-    """Between two faults of a burst, on average."""
+    """Average time between two faults of a burst."""
 
     back_ms: int
-    """A process is down, or asleep, for up to so long."""
+    """Maximum time that a process is down or suspended."""
 
     burst_ms: int
-    """The longest burst of faults."""
+    """Maximum length of a burst of faults."""
 
     node: dict[str, int] = field(default_factory=dict)
-    """Of a node's configuration."""
+    """Settings of the nodes."""
 
     limits: dict[str, int] = field(default_factory=dict)
-    """Of the code's own bounds, by the place that reads them."""
+    """Values for limits in the code, by the name that the code reads."""
 
     restores: bool = False
-    """Directories are put back from older copies."""
+    """Whether data directories are restored from older copies."""
 
     habits: Habits = PLAIN_HABITS
-    """Of the writers."""
+    """How the writers write."""
 
     staleness_ms: int = 0
-    """The bound of mid reads; 0 when nobody asks for such, nor for weak ones."""
+    """Age bound of bounded reads; 0 for a run without bounded and weak reads."""
 
     steps: tuple[str, ...] | None = None
-    """These operations of `STEPS`, one after the other, in place of drawn ones."""
+    """Operations of `STEPS` to run in this order; None to draw them."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Plan":
@@ -96,7 +96,7 @@ class Plan:
                 "idle_close_ms": rng.choice([300, 1_500, 4_000]),
                 "compact_files_min": rng.choice([2, 2, 4]),
                 "compact_files_min_in_change": rng.choice([2, 4]),
-                # Two files at a time must become few in less time than a run has to come to rest.
+                # Compactions of two files each must finish before the time limit for coming to rest.
                 "compact_every_ms": rng.choice([200, 400, 1_500] if inputs > 2 else [200, 400]),
                 "compact_deletes_ms": rng.choice([300, 1_000, 5_000]),
                 "expire_every_ms": rng.choice([300, 700, 2_000]),

@@ -1,10 +1,10 @@
-"""A run of a whole cluster by another plan than its seed's, as text.
+"""A run of a whole cluster with changes to its seed's plan, as text.
 
-# S9: node2 has no rows of slot 3    what it was made for
+# S9: node2 has no rows of slot 3    the failure that it reproduces
 # done: ...                          what happened in it
-seed 12                              all that is not said otherwise is as this seed draws it
-noise 2                              another draw of what chance does; the plan stays
-plan {"steps":["add_one"]}           other than the seed's
+seed 12                              draws everything that is not stated here
+noise 2                              draws the random events again; the plan stays the same
+plan {"steps":["add_one"]}           changes to the seed's plan
 """
 
 import random
@@ -23,11 +23,11 @@ Count = Annotated[int, Meta(ge=1)]
 
 _DRAWN = Plan.draw(random.Random(0))
 _NAMES = {"steps": STEPS, "kinds": WHOLE_KINDS, "limits": _DRAWN.limits, "node": _DRAWN.node}
-"""What a plan's fields may name: every seed draws the same limits and settings."""
+"""Names allowed in a plan's fields: every seed draws the same limits and settings."""
 
 
 class ClusterChanges(PlanChanges, frozen=True):
-    """Of a cluster's plan."""
+    """Changes to a cluster's plan."""
 
     steps: tuple[str, ...] | None = None
     nodes: Count | None = None
@@ -42,11 +42,11 @@ class ClusterChanges(PlanChanges, frozen=True):
     staleness_ms: Annotated[int, Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for names that there are not."""
+        """Raises `ValueError` for unknown names."""
         for field, names in _NAMES.items():
             unknown = [name for name in getattr(self, field) or () if name not in names]
             if unknown:
-                raise ValueError(f"unknown in {field}: {', '.join(unknown)}")
+                raise ValueError(f"unknown names in {field}: {', '.join(unknown)}")
 
 
 class ClusterScript(msgspec.Struct, frozen=True):
@@ -54,19 +54,21 @@ class ClusterScript(msgspec.Struct, frozen=True):
     noise: int = 0
     plan: ClusterChanges = ClusterChanges()
     why: str = ""
-    told: tuple[str, ...] = ()
-    """What was done, and what happened last."""
+    remarks: tuple[str, ...] = ()
+    """The operations done, and the last events."""
 
     def to_text(self) -> str:
-        remarks = [f"# {remark}" for remark in (self.why, *self.told)]
+        remarks = [f"# {remark}" for remark in (self.why, *self.remarks)]
         return "\n".join([*remarks, f"seed {self.seed}", f"noise {self.noise}", self.plan.to_line()]) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> "ClusterScript":
-        """Raises `InvalidInput` with the line."""
+        """Raises `InvalidInput` that names the line."""
         heads, remarks = read(text, {"seed": int, "noise": int, "plan": ClusterChanges}, _refuse)
-        return cls(why=" ".join(remarks[:1]), told=tuple(remarks[1:]), **heads)
+        return cls(why=" ".join(remarks[:1]), remarks=tuple(remarks[1:]), **heads)
 
 
 def _refuse(line: str) -> None:
-    raise InvalidInput(f"no line of a script: {line.strip()!r}", next_step="seed, noise, plan or # REMARK")
+    raise InvalidInput(
+        f"not a line of a script: {line.strip()!r}", next_step="write seed, noise, plan or # REMARK"
+    )

@@ -1,7 +1,7 @@
 """Whole clusters under a swarm of faults: the operations of `random_ops`, with faults in bursts.
 
 Each seed draws its own kinds of faults, sizes and limits.
-`python -m nodeagent.testing.cluster_swarm FIRST [COUNT]` prints one line of evidence per seed.
+`python -m nodeagent.testing.cluster_swarm FIRST [COUNT]` prints one line per seed.
 """
 
 import random
@@ -27,7 +27,7 @@ from nodeagent.testing.cluster_script import ClusterScript
 from nodeagent.testing.machine import Machine
 from nodeagent.testing.nemesis import Focus, Nemesis, bounded, draw_stragglers, focus_kinds
 from nodeagent.testing.node import SimNode
-from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.parallel import run_command
 from nodeagent.testing.random_ops import ENDED, RandomOps
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.rotten import Operator, spoil
@@ -35,15 +35,15 @@ from nodeagent.testing.scenario import LIMIT_MS, SILENT_MS
 from nodeagent.testing.sim import CLIENT
 from nodeagent.testing.workload import StaleReader
 
-MEND_MS = 500
-"""Between two looks of an operator at what still differs."""
+RETRY_MS = 500
+"""Time between two attempts of an operator."""
 
 COPY_MS = (0, 6_000)
-"""From a copy of a directory to the next start of its node."""
+"""Range of the time from copying a directory to the next start of its node."""
 
 
 class Report(msgspec.Struct):
-    """Evidence of one run."""
+    """Results of one run."""
 
     seed: int
     trace: int
@@ -56,7 +56,7 @@ class Report(msgspec.Struct):
 
 
 class ClusterSwarm(RandomOps):
-    """One seeded run, with what a script says otherwise."""
+    """One seeded run, with the changes of a script."""
 
     def __init__(self, seed: int, focus: Focus = (), script: ClusterScript | None = None) -> None:
         plan = self.drawn(random.Random(f"plan {seed}"))
@@ -83,7 +83,9 @@ class ClusterSwarm(RandomOps):
         self.stale = StaleReader(self.sim, self.view, self.history, self.storage_groups, plan.staleness_ms)
         self.sim.may_err = True
         self.operator = Operator(self._asked)
-        self.grave_ms += plan.back_ms + 2 * plan.raft.election_timeout_ms  # messages wait while it sleeps
+        self.grave_ms += (
+            plan.back_ms + 2 * plan.raft.election_timeout_ms
+        )  # messages wait while it is suspended
         self.nemesis = Nemesis(
             self.sim,
             random.Random(f"faults {seed}{noise}"),
@@ -96,7 +98,7 @@ class ClusterSwarm(RandomOps):
         )
 
     def drawn(self, rng: random.Random) -> Plan:
-        # Not in `draw`, after which `alone` draws on: what it draws stays the same.
+        # Not in `draw`, after which `alone` draws more, so that its draws stay the same.
         plan = replace(
             Plan.draw(rng),
             restores=rng.random() < 0.3,
@@ -121,14 +123,14 @@ class ClusterSwarm(RandomOps):
         return rng.choice(found) if found else None
 
     def newest(self) -> MetaState:
-        """As the node that was furthest had it: those that live now may all be behind, or be none."""
+        """The meta state of the most advanced node, running or not: all running nodes may be behind."""
         ran = (n for n in self.sim.nodes.values() if n.life and not n.gone)
         return max((n.host.cluster.meta for n in ran), key=lambda m: m.applied)
 
     def newcomer(self) -> str:
-        """Its seeds are the members by who leads: all others may have started again and lag, and one whose
-        change was cancelled takes itself for a member."""
-        self.until(self._is_led, "the meta group is led")
+        """Wait for a meta leader first, which knows the members to use as seeds: other nodes may lag after a
+        restart, and a node whose join was cancelled considers itself a member."""
+        self.until(self._is_led, "the meta group has a leader")
         return super().newcomer()
 
     def _is_led(self) -> bool:
@@ -162,7 +164,7 @@ class ClusterSwarm(RandomOps):
             self.sim.pause(self.sim.rng.randint(0, 2_000))
 
     def harass(self, names: list[str], operation: str) -> None:
-        """Often for longer than the operation takes."""
+        """Inject a burst of faults, often longer than the operation takes."""
         self.burst()
         to_end = self.sim.rng.random() < 0.5
         self.sim.run(
@@ -170,7 +172,7 @@ class ClusterSwarm(RandomOps):
         )
 
     def steered(self, begin: Callable[[], str], *, may_cancel: bool = True) -> bool:
-        """Where cancelled changes are wanted, every other one is kept where it can still be."""
+        """If the run looks for cancelled changes, hold half of the changes while they can be cancelled."""
         if not (may_cancel and self._wants_cancel and self.sim.rng.random() < 0.5):
             return super().steered(begin, may_cancel=may_cancel)
         self.hold("before:OPEN")
@@ -180,7 +182,7 @@ class ClusterSwarm(RandomOps):
         self.hold()
         return done
 
-    # --- what is lost for good ---------------------------------------------------------------------
+    # --- permanent losses --------------------------------------------------------------------------
 
     def choices(self) -> list[Callable[[], bool]]:
         choices = super().choices() + (
@@ -194,8 +196,11 @@ class ClusterSwarm(RandomOps):
         return choices if self.plan.steps is None else self._written(self.plan.steps, choices)
 
     def _written(self, steps: tuple[str, ...], choices: list[Callable[[], bool]]) -> list[Callable[[], bool]]:
-        """The next of the steps alone, as many times as there are choices: drawing it is drawing any.
-        Raises `InvalidInput` when it is none of them."""
+        """The script's next step, repeated so that the draw uses the generator as usual.
+
+        Raises:
+            InvalidInput: the step is not possible now.
+        """
         step = steps[len(self.steps)]
         written = [c for c in choices if c.__name__ == step]
         if not written:
@@ -203,8 +208,8 @@ class ClusterSwarm(RandomOps):
         return written[:1] * len(choices)
 
     def spoil_one(self) -> bool:
-        """Something of a node's directory is lost or turns over while it is down. It starts without, or with
-        some groups damaged, or not at all; then it is replaced."""
+        """Delete or corrupt a part of a node's data directory while it is down. It starts without that part,
+        with damaged groups, or not at all; then it is replaced."""
         rng = self.sim.rng
         victim, new = rng.choice(self._names()), self.newcomer()
         self._all_up()
@@ -217,10 +222,10 @@ class ClusterSwarm(RandomOps):
         return self._replaced(node, new)
 
     def restore_one(self) -> bool:
-        """A node starts from an older copy of its directory, which had been in use since. Its peers tell it
-        so, and it takes part in nothing; then it is replaced.
+        """Start a node from an older copy of its data directory. Its peers refuse it, so it runs no replica;
+        then it is replaced.
 
-        No other fault comes before it knows: what only it and one more node had promised would be lost.
+        No other fault is injected before it knows: promises of only this and one other node would be lost.
         """
         rng = self.sim.rng
         victim, new = rng.choice(self._names()), self.newcomer()
@@ -230,22 +235,24 @@ class ClusterSwarm(RandomOps):
         self.sim.pause(rng.randint(*COPY_MS))
         self.kill(victim, rng.randint(50, 1_000), power=rng.random() < 0.5)
         self._all_up()
-        self.until(lambda: node.alive and self._is_known(node), f"its peers know that {victim} started again")
+        self.until(lambda: node.alive and self._is_known(node), f"the peers know that {victim} restarted")
         node.stop(power=rng.random() < 0.5)
         node.put_back(older)
         node.start()
         self.until(lambda: bool(node.identity.damaged), f"{victim} knows that its directory is an older copy")
         self._maybe_burst(node)
-        assert node.identity.damaged and not list(node.host.replicas), f"{victim} takes part again"
+        assert node.identity.damaged and not list(node.host.replicas), (
+            f"{victim} runs replicas from an older copy"
+        )
         return self._replaced(node, new)
 
     def departed(self) -> list[SimNode]:
-        """Machines that left, or were given up, and have what they had."""
+        """Machines that left or were removed as dead, and still have their directory."""
         retired = self.newest().image.retired
         return [n for n in self.sim.nodes.values() if n.gone and not n.damaged and n.incarnation in retired]
 
     def return_one(self) -> bool:
-        """A machine that left starts again with its directory, and asks to be taken. Nobody hears it."""
+        """Start a machine that left with its old directory and request to add it; this must be refused."""
         rng = self.sim.rng
         self._all_up()
         node = rng.choice(self.departed())
@@ -258,24 +265,24 @@ class ClusterSwarm(RandomOps):
         began = self.sim.now
         while True:
             reply = self._asked(rng.choice(self._names()), ask)
-            assert isinstance(reply, ErrorReply), f"S13: {node.node} is taken again: {reply}"
+            assert isinstance(reply, ErrorReply), f"S13: {node.node} was retired and is added: {reply}"
             if "retired" in reply.what:
                 break
             assert self.sim.now - began < LIMIT_MS, f"liveness: {node.node} is not refused: {reply}"
-            self.sim.pause(MEND_MS)
+            self.sim.pause(RETRY_MS)
         if node.alive:
             node.stop(power=rng.random() < 0.5)
         node.gone = True
         return True
 
     def _is_known(self, node: SimNode) -> bool:
-        """Whether all that hold a group with it have heard of its last start."""
+        """Whether all members of its groups know its last start."""
         peers = {p for r in node.host.replicas for p in r.raft.log.config.members} - {node.node}
         heard = (self.sim.nodes[p].host.peers.starts.newest.get(node.incarnation) for p in peers)
         return all(start is not None and start.number == node.identity.start for start in heard)
 
     def _maybe_burst(self, spoiled: SimNode) -> None:
-        """More faults, on half of the occasions; in the end all are up that can be."""
+        """Inject more faults with probability 1/2, and restart all nodes that can run."""
         rng = self.sim.rng
         if rng.random() < 0.5:
             self.burst()
@@ -283,7 +290,7 @@ class ClusterSwarm(RandomOps):
             self._all_up(spoiled=spoiled)
 
     def _replaced(self, node: SimNode, new: str) -> bool:
-        """As with `replace-node`, `--dead` when it does not start."""
+        """Replace the node, as a dead one if it does not start."""
         if node.damaged:
             self.dead.append(node)
             self.sim.pause(SILENT_MS)
@@ -305,8 +312,8 @@ class ClusterSwarm(RandomOps):
         node.disk.flip(path, rng.randrange(node.disk.written(path)), rng.randrange(8))
 
     def rot_one(self) -> bool:
-        """A file of a replica becomes unreadable. After a while, in which its slot may move, an operator
-        verifies the groups and repairs what differs."""
+        """Make a file of a replica unreadable. Later, perhaps after its slot moved, an operator verifies the
+        groups and repairs the differences."""
         rng = self.sim.rng
         self._all_up()
         node = self.sim.nodes[rng.choice(self._names())]
@@ -321,14 +328,14 @@ class ClusterSwarm(RandomOps):
         self._all_up()
         self.leftovers = (QUARANTINED,)
         began = self.sim.now
-        while not self._is_mended():
+        while not self._is_repaired():
             assert self.sim.now - began < LIMIT_MS, f"liveness: {node.node} {file.name} is not repaired"
-            self.sim.pause(MEND_MS)
+            self.sim.pause(RETRY_MS)
         return done
 
-    def _is_mended(self) -> bool:
+    def _is_repaired(self) -> bool:
         groups = [g for g in self.newest().image.groups.values() if not g.dissolving]
-        return all([self.operator.mend(g.group, g.members) for g in groups])
+        return all([self.operator.repair(g.group, g.members) for g in groups])
 
     def _asked(self, node: NodeId, request: Request) -> Reply:
         got: list[Reply] = []
@@ -354,10 +361,10 @@ class ClusterSwarm(RandomOps):
 
 
 def ran(seed: int, focus: Focus = (), command: str = "") -> tuple[ClusterSwarm, Report]:
-    """The world of a seed after its run, and its report.
+    """Run a seed; returns its world and its report.
 
     Args:
-        command: makes the run again, where the seed alone does not.
+        command: repeats the run if the seed alone does not.
     """
     swarm = ClusterSwarm(seed, focus)
     shorter = "" if focus else f"\nshorter: python -m nodeagent.testing.shrink_cluster {seed}"
@@ -365,7 +372,7 @@ def ran(seed: int, focus: Focus = (), command: str = "") -> tuple[ClusterSwarm, 
 
 
 def reported(swarm: ClusterSwarm, command: str, more: str = "") -> Report:
-    """Run it; a failure says that `command` makes the run again, and more."""
+    """Run `swarm`; the message of a failure contains `command`, which repeats the run, and `more`."""
     with replayable(swarm.seed, command, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}{more}"):
         return swarm.report()
 
@@ -374,9 +381,9 @@ def run(seed: int) -> Report:
     return ran(seed)[1]
 
 
-def evidence(seed: int) -> str:
+def result_line(seed: int) -> str:
     return timed(run, seed)
 
 
 if __name__ == "__main__":
-    print_evidence(evidence)
+    run_command(result_line)

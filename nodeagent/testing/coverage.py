@@ -1,9 +1,9 @@
-"""What runs of the simulator did and reached, as numbers, and what they never reached.
+"""Count what runs of the simulator did and reached, and list what they never reached.
 
-`python -m nodeagent.testing.coverage` runs seeds of the swarms, and prints how much was done in them and a
-table for each class of what can happen: faults; effects that a kill or a power cut met; messages by the role
-that they reached; operations by stage; jobs and calls of the disk that failed; and the notes of the code,
-which mark its rare branches.
+`python -m nodeagent.testing.coverage` runs seeds of the swarms and prints how much they did, and a table for
+each class of events: faults; effects in progress at a kill or a power cut; messages by the role of the
+receiver; operations by stage; jobs and disk calls that failed; and the notes that mark rare branches of the
+code.
 """
 
 import argparse
@@ -46,17 +46,17 @@ WIDTH = 110
 MODULE = "nodeagent.testing.coverage"
 HOUR_MS = 3_600_000
 FOCUS_MEMBERS = 4
-"""That a run looks for."""
+"""How many rare events one run looks for."""
 
 STEERED_AT_ONCE = 8
-"""Runs; then it is looked anew at what is rare."""
+"""How many runs are made before the rare events are determined again."""
 
 Ran = tuple[Sim[Any], Nemesis, msgspec.Struct]
 """A world after its run, and its report."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One to be made, and made again if `twice`."""
+    """A run of one seed, repeated if `twice`."""
 
     world: str
     seed: int
@@ -65,7 +65,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        """Of a module, that makes it again."""
+        """The module and arguments that repeat it."""
         others = "".join(f" --{world} 0" for world in WORLDS if world != self.world)
         twice = " --twice" if self.twice else ""
         focus = "".join(f" --focus '{name}: {member}'" for name, member in self.focus)
@@ -92,16 +92,17 @@ WORLDS: dict[str, Callable[[Run], Ran]] = {
     "alone": run_alone,
     "groups": run_groups,
 }
-"""By name; what takes longer is begun first."""
+"""Runner of each world, the slowest world first."""
 
 
 PASSED_AT_ONCE = {"remove-node PLANNED", "rebalance PLANNED", "rebalance FORMAL"}
-"""Stages that wait for nothing: nobody joins, or no group changes its members (`meta.changes`)."""
+"""Stages that an operation passes at once: no node joins, or no group changes its members
+(`meta.changes`)."""
 
 
 @cache
 def universe() -> dict[str, set[str]]:
-    """Everything that could be seen, by class."""
+    """Everything that can be reached, by class."""
     jobs = {job.__name__ for job in get_args(Job)}
     effects = {*jobs, "log not written", "log written, not synced", "at rest"}
     roles = [*Role, "no replica"]
@@ -123,7 +124,7 @@ def universe() -> dict[str, set[str]]:
 
 
 class Found(msgspec.Struct):
-    """What a run did and reached; `why` it failed."""
+    """What a run did and reached, and `why` it failed."""
 
     did: Counter[str]
     seen: Seen
@@ -135,10 +136,10 @@ def find(run: Run) -> Found:
         sim, nemesis, report = WORLDS[run.world](run)
         if run.twice:
             again = WORLDS[run.world](run)[2]
-            assert again == report, f"{report}, and the second time {again}"
-    except Exception as error:  # of whatever kind: the other runs go on
-        told = str(error) if isinstance(error, AssertionError) else ""
-        return Found(Counter(), {}, told or repr(error))
+            assert again == report, f"two runs differ: {report} and {again}"
+    except Exception as error:  # any failure: the other runs continue
+        why = str(error) if isinstance(error, AssertionError) else ""
+        return Found(Counter(), {}, why or repr(error))
     numbers = {k: v for k, v in msgspec.structs.asdict(report).items() if isinstance(v, int)}
     seen = Counter(sim.seen)
     seen.update({("fault", kind): count for kind, count in nemesis.faults.items()})
@@ -148,7 +149,7 @@ def find(run: Run) -> Found:
 
 
 def report(did: Mapping[str, Counter[str]], seen: Seen) -> str:
-    """What was done in each world; a table for each class, and what of it was never reached."""
+    """What was done in each world, and for each class a table of what was reached and never reached."""
     lines = [_sums(world, numbers) for world, numbers in did.items()]
     for name, members in universe().items():
         counts = {m: seen.get((name, m), 0) for m in members}
@@ -173,10 +174,10 @@ def _filled(text: str) -> str:
 
 
 def parts(path: Path) -> tuple[str, str]:
-    """What stands before and after the place to write to.
+    """The text before and after the place to write to.
 
     Raises:
-        ValueError: no such document, or it has no marks.
+        ValueError: the document cannot be read or has no marks.
     """
     try:
         before, begin, rest = path.read_text().partition(BEGIN)
@@ -184,18 +185,20 @@ def parts(path: Path) -> tuple[str, str]:
         raise ValueError(f"{path} cannot be read: {error}") from None
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{path}: no {BEGIN.strip()} and {END.strip()} to write between")
+        raise ValueError(
+            f"{path}: {BEGIN.strip()} or {END.strip()} is missing; add both marks where the table belongs"
+        )
     return before, after
 
 
 def write(path: Path, text: str) -> None:
-    """Into the document, between its marks."""
+    """Write `text` into the document, between its marks."""
     before, after = parts(path)
     path.write_text(f"{before}{BEGIN}\n```text\n{text}\n```\n\n{END}{after}")
 
 
 def steer(seen: Seen, seed: int, *, twice: bool = False) -> Run:
-    """A run of whole clusters that looks for some of what was reached the least."""
+    """A run of a whole cluster that looks for some of the events reached least often."""
     members = [(name, m) for name, ms in universe().items() for m in sorted(ms) if focusable(name, m)]
     rng = random.Random(f"focus {seed}")
     rng.shuffle(members)
@@ -204,7 +207,7 @@ def steer(seen: Seen, seed: int, *, twice: bool = False) -> Run:
 
 
 class Total:
-    """Of all runs."""
+    """The totals of all runs."""
 
     def __init__(self) -> None:
         self.did: dict[str, Counter[str]] = {}
@@ -227,21 +230,29 @@ class Total:
 def _member(text: str) -> tuple[str, str]:
     name, _, member = text.partition(": ")
     if member not in universe().get(name, ()) or not focusable(name, member):
-        raise argparse.ArgumentTypeError(f"{text}: no member of a class that a run can look for")
+        raise argparse.ArgumentTypeError(f"{text}: not a CLASS: MEMBER that a run can look for")
     return name, member
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
-    parser.add_argument("--first", type=int, default=1, help="the first seed (1)")
+    parser.add_argument("--first", type=int, default=1, help="first seed (default 1)")
     for world in WORLDS:
-        parser.add_argument(f"--{world}", type=int, default=20, help="so many seeds of it (20)")
-    parser.add_argument("--steer", type=int, default=0, help="so many more that look for what is rare (0)")
+        parser.add_argument(
+            f"--{world}", type=int, default=20, help="number of seeds of this world (default 20)"
+        )
     parser.add_argument(
-        "--focus", action="append", type=_member, default=[], help="what all clusters look for; many times"
+        "--steer", type=int, default=0, help="number of additional runs that look for rare events (default 0)"
     )
-    parser.add_argument("--twice", action="store_true", help="each seed a second time, with the same trace")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="into this document, too")
+    parser.add_argument(
+        "--focus",
+        action="append",
+        type=_member,
+        default=[],
+        help="event that all clusters look for; can be repeated",
+    )
+    parser.add_argument("--twice", action="store_true", help="run each seed twice and compare the traces")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the tables into this document")
     args = parser.parse_args()
     if args.write:
         try:

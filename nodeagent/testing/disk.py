@@ -1,12 +1,12 @@
-"""A disk in memory that can lose power, fill up and lie.
+"""An in-memory disk that can lose power, fill up and corrupt data.
 
-Each file holds what a reader sees and, apart from it, what is durable; writes since the last sync wait
-in a journal. `crash` throws a die for each of them: kept, lost, torn at any byte, or kept by 512-byte
-sectors in any combination. Names wait in a journal of their own until `sync_dir`. After a failed sync
-the waiting writes count as clean though they are not durable, as Linux does (Rebello et al., ATC 2020).
+Each file has two versions: what a reader sees and what is durable. Writes since the last sync are pending.
+`crash` draws the fate of each pending write: kept, lost, torn at any byte, or kept by 512-byte sectors in any
+combination. Changes of names are pending until `sync_dir`. After a failed sync the pending writes count as
+clean although they are not durable, as on Linux (Rebello et al., ATC 2020).
 
-Every call that changes something has a number (`operations`). With `cut_power_at = n` the n-th one
-raises `PowerCut` half done and every later one too, until `crash`: a test sweeps n over a workload.
+Each call that changes the disk has a number (`operations`). With `cut_power_at = n`, call number n raises
+`PowerCut` before it completes, and so does every later call until `crash`; a test tries each n of a workload.
 """
 
 import copy
@@ -28,11 +28,11 @@ ENDLESS_BYTES = 1 << 40
 
 
 class PowerCut(Exception):
-    """The machine went down in this call. Not an `OSError`: nobody may handle it."""
+    """The machine lost power during this call. Not an `OSError`, so that no code under test handles it."""
 
 
 class Fault(msgspec.Struct):
-    """Calls of `operation` on a path that contains `path` fail `times` times after `skip` good ones.
+    """Make `times` calls of `operation` on paths that contain `path` fail, after `skip` successful calls.
 
     `operation` is one of: read, write, sync, truncate, create, rename, link, unlink, mkdirs, sync_dir.
     """
@@ -45,7 +45,7 @@ class Fault(msgspec.Struct):
 
 
 class _Used:
-    """Bytes of the files that have a name."""
+    """Total bytes of the files that have a name."""
 
     __slots__ = ("bytes",)
 
@@ -54,23 +54,24 @@ class _Used:
 
 
 class _Inode:
-    """A file: `seen` is the page cache, `durable` the platter, `waiting` the writes in between."""
+    """A file: `seen` is the page cache, `durable` is on the platter, `waiting` are the writes not yet
+    synced."""
 
     __slots__ = ("durable", "links", "modified_ms", "seen", "used", "waiting")
 
     def __init__(self, used: _Used, modified_ms: int) -> None:
         self.used = used
         self.links = 0
-        """Names that are seen."""
+        """Number of visible names."""
 
         self.modified_ms = modified_ms
         self.seen = bytearray()
         self.durable = bytearray()
         self.waiting: list[tuple[int, bytes | None]] = []
-        """(offset, bytes) of a write; (size, None) of a truncation."""
+        """(offset, bytes) for a write; (size, None) for a truncation."""
 
     def named(self, more: int) -> None:
-        """It got a name, or lost one (-1)."""
+        """Count one more name (1) or one fewer (-1)."""
         before = self.links
         self.links += more
         if not before or not self.links:
@@ -120,7 +121,7 @@ class _Dir:
 
 _Node = _Dir | _Inode
 _Change = list[tuple[_Dir, str, _Node | None]]
-"""Names set or removed (None) in one indivisible step."""
+"""Names that are set or removed (None) in one atomic step."""
 
 
 class SimFile:
@@ -199,7 +200,7 @@ class SimDisk:
     """`Disk` in memory.
 
     Args:
-        capacity_bytes: past this, a write that makes a file longer is ENOSPC.
+        capacity_bytes: when this is exceeded, a write that makes a file longer fails with ENOSPC.
         now_ms: the simulator's clock, for `FileStat.modified_ms`.
     """
 
@@ -210,10 +211,10 @@ class SimDisk:
         self.crashes = 0
         self.faults: list[Fault] = []
         self.failed: Counter[str] = Counter()
-        """`operation directory` of the calls that failed by `faults`."""
+        """How many calls failed because of `faults`, by `operation directory`."""
 
         self.trace: list[str] = []
-        """`operation path` of every change, for a test's failure message."""
+        """`operation path` of every change, for failure messages."""
 
         self.now_ms = now_ms
         self._dead = False
@@ -224,7 +225,7 @@ class SimDisk:
     # Faults.
 
     def crash(self, rng: random.Random) -> None:
-        """Lose power and come back: what was not synced is kept, torn or lost as `rng` says."""
+        """Lose power and restart: each unsynced change is kept, torn or lost, as `rng` draws."""
         kept = [change for change in self._waiting if rng.random() < 0.5]
         self._waiting.clear()
         for change in kept:
@@ -238,11 +239,11 @@ class SimDisk:
         self._revive()
 
     def restart(self) -> None:
-        """Only the process ends: nothing is lost, but its open files are gone."""
+        """End only the process: no data is lost, but its open files become invalid."""
         self._revive()
 
     def copied(self) -> "SimDisk":
-        """What it holds now, as a snapshot of the volume has it."""
+        """A copy of the current content, like a snapshot of the volume."""
         taken = copy.deepcopy(self)
         taken.faults.clear()
         taken.cut_power_at = None
@@ -254,7 +255,7 @@ class SimDisk:
         self.crashes += 1
 
     def _forget_unsynced(self, directory: _Dir) -> list[_Inode]:
-        """Every inode below, each once, after the durable names have become the seen ones."""
+        """Make the durable names the visible ones; returns every inode below `directory` once."""
         directory.seen = dict(directory.durable)
         found: dict[int, _Inode] = {}
         for node in directory.seen.values():
@@ -270,11 +271,11 @@ class SimDisk:
             inode.durable[offset] ^= 1 << bit
 
     def written(self, path: str) -> int:
-        """How long the file is without the zeros at its end, which are there before anything is written."""
+        """Length of the file without the zeros at its end, which are preallocated."""
         return len(self._file(path).seen.rstrip(b"\0"))
 
     def misdirect(self, source: str, at: int, path: str, to: int, length: int) -> None:
-        """Bytes of one file, as they are, lie in another place of the same or another file, too."""
+        """Copy bytes to another place of the same or another file, as a misdirected write does."""
         stray, inode = bytes(self._file(source).seen[at : at + length]), self._file(path)
         before = len(inode.seen)
         _overwrite(inode.seen, to, stray)
@@ -283,7 +284,7 @@ class SimDisk:
             _overwrite(inode.durable, to, stray)
 
     def fail(self, operation: str, path: str) -> None:
-        """Raise the fault that is planned for this call, if any."""
+        """Raise the fault planned for this call, if there is one."""
         for fault in self.faults:
             if fault.operation != operation or fault.path not in path or not fault.times:
                 continue
@@ -295,7 +296,7 @@ class SimDisk:
             raise OSError(fault.errno, os.strerror(fault.errno), path)
 
     def step(self, operation: str, path: str) -> None:
-        """Begin one numbered change."""
+        """Begin a numbered change."""
         if self._dead:
             raise PowerCut("the power is off")
         self.operations += 1
@@ -303,13 +304,13 @@ class SimDisk:
         self.fail(operation, path)
 
     def settle(self) -> None:
-        """End it: here the power may go."""
+        """End the change; the power may fail here."""
         if self.cut_power_at is not None and self.operations >= self.cut_power_at:
             self._dead = True
             raise PowerCut(f"operation {self.operations}: {self.trace[-1]}")
 
     def reserve(self, inode: _Inode, offset: int, data: Buffer) -> None:
-        """ENOSPC, with a part of `data` written, when the file would grow past the capacity."""
+        """Write what fits of `data` and raise ENOSPC if the file would grow beyond the capacity."""
         growth = offset + len(data) - len(inode.seen)
         if growth <= 0 or self.capacity_bytes >= ENDLESS_BYTES:
             return
@@ -430,7 +431,7 @@ class SimDisk:
 
     def rmtree(self, path: str) -> None:
         if not _parts(path):
-            raise ValueError("the root itself is not removed")
+            raise ValueError("the root directory cannot be removed")
         if not self.exists(path):
             return
         node = self._node(path)
@@ -463,7 +464,8 @@ class SimDisk:
         self._commit(directory)
 
     def _commit(self, directory: _Dir) -> None:
-        """Make the names of `directory` durable, and those a shared change or its order ties to them."""
+        """Make the names of `directory` durable, and all names that share a change with them or precede
+        it."""
         tied = {id(directory)}
         chosen: list[_Change] = []
         rest: list[_Change] = []
@@ -545,7 +547,7 @@ def _write_sectors(target: bytearray, offset: int, data: bytes, rng: random.Rand
 
 
 def _named(directory: _Dir) -> Iterator[_Inode]:
-    """Every file below, once for each of its names."""
+    """Yield every file below `directory`, once per name."""
     for node in directory.seen.values():
         if isinstance(node, _Dir):
             yield from _named(node)

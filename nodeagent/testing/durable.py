@@ -1,7 +1,7 @@
-"""What a machine's log must hold, followed the slow and simple way beside the real one.
+"""A slow and simple model of what a machine's log must contain.
 
-Batches that were synced are there after any crash; of those written since, the first few may be. A start that
-finds anything else has lost or made up a promise (S6, S7, S15).
+Synced batches survive any crash; of the batches written since, any prefix may survive. A start that recovers
+anything else has lost or invented entries (S6, S7, S15).
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Left = dict[GroupId, HardState]
 
 
 def follow(state: State, ops: Sequence[LogOp], left: Left | None = None) -> None:
-    """Apply one batch. Of a group that was left `left` keeps what is remembered."""
+    """Apply one batch to `state`; `left` receives what is remembered of each group that was left."""
     left = {} if left is None else left
     for op in ops:
         left.pop(op.group, None)
@@ -41,7 +41,7 @@ def follow(state: State, ops: Sequence[LogOp], left: Left | None = None) -> None
         match op:
             case Append(_, first, entries):
                 at = first - group.base.index - 1
-                assert 0 <= at <= len(group.entries), f"a hole in the log of {op.group} before {first}"
+                assert 0 <= at <= len(group.entries), f"gap in the log of {op.group} before index {first}"
                 group.entries[at:] = entries
             case SetHard(_, hard):
                 group.hard = hard
@@ -52,7 +52,7 @@ def follow(state: State, ops: Sequence[LogOp], left: Left | None = None) -> None
 
 
 def _bound(memory: HardState) -> HardState:
-    """What the head of a record alone tells of what was to be remembered."""
+    """The bound on `memory` that the head of its record alone gives."""
     return HardState(memory.term + 1, "", (memory.term, memory.held[1]))
 
 
@@ -61,20 +61,20 @@ def _forgotten(batches: Sequence[Sequence[LogOp]]) -> set[GroupId]:
 
 
 class Durable:
-    """`groups` is what any crash leaves."""
+    """The model of one node's log; `groups` is what survives any crash."""
 
     def __init__(self, node: str) -> None:
         self.node = node
         self.groups: State = {}
         self.left: Left = {}
         self.lost: set[GroupId] = set()
-        """Groups that were told to be damaged: until they are forgotten, nothing is known of them."""
+        """Groups reported as damaged: nothing is known about them until they are forgotten."""
 
         self._since: list[list[LogOp]] = []
         """Batches written since the last sync."""
 
         self._writing: list[LogOp] | None = None
-        """The one whose write has begun: it may be there."""
+        """The batch whose write has begun; it may survive a crash."""
 
     def writes(self, ops: list[LogOp]) -> None:
         self._writing = ops
@@ -85,7 +85,7 @@ class Durable:
         self._writing = None
 
     def refused(self) -> None:
-        """Of the batch that was begun nothing was written."""
+        """Note that nothing of the begun batch was written."""
         self._writing = None
 
     def synced(self) -> None:
@@ -95,10 +95,11 @@ class Durable:
         self._since.clear()
 
     def reopened(self, recovered: Recovered, *, must_fit: bool, hurt: bool = False) -> None:
-        """A start found this; from now on it is what must be there.
+        """Note what a start recovered; from now on the log must contain that.
 
         Args:
-            hurt: bytes were spoiled, so that of what is remembered of a group a bound may be left.
+            must_fit: whether it must match the model.
+            hurt: whether bytes were corrupted, so that only a bound may be left of a group's memory.
         """
         if must_fit:
             self._compare(recovered, hurt)
@@ -114,7 +115,7 @@ class Durable:
 
     @property
     def _begun(self) -> list[list[LogOp]]:
-        """Batches of which each may be there, if those before it are."""
+        """Batches that may have survived: any prefix of them."""
         return self._since if self._writing is None else [*self._since, self._writing]
 
     def _compare(self, recovered: Recovered, hurt: bool) -> None:
@@ -128,30 +129,30 @@ class Durable:
             unknown = damaged | (self.lost - _forgotten(batches[:done]))
             if not (unlike := self._unlike(recovered, unknown, hurt)):
                 return
-        raise AssertionError(f"S6: {self.node} recovered another log than it made durable: {unlike}")
+        raise AssertionError(f"S6: {self.node} recovered a log that differs from the durable one: {unlike}")
 
     def _unlike(self, recovered: Recovered, unknown: set[GroupId], hurt: bool) -> str:
-        """How what was found differs from `groups` and `left`; "" when it does not."""
+        """How the recovered log differs from `groups` and `left`; "" if it does not."""
         found = recovered.groups
         for name in sorted({*self.groups, *found} - unknown):
             ours, theirs = self.groups.get(name), found.get(name)
             if ours is None or theirs is None:
-                return f"{name} is {'gone' if theirs is None else 'there'}"
+                return f"group {name} is {'missing' if theirs is None else 'present'}"
             if (ours.base, ours.hard) != (theirs.base, theirs.hard):
                 return f"{name}: {theirs.base} {theirs.hard}, not {ours.base} {ours.hard}"
             if ours.entries != theirs.entries:
-                return f"{name}: {len(theirs.entries)} other entries than the {len(ours.entries)} written"
+                return f"{name}: {len(theirs.entries)} entries differ from the {len(ours.entries)} written"
         for name in sorted({*self.left, *recovered.left} - unknown):
             kept, said = recovered.left.get(name), self.left.get(name)
             is_bound = hurt and said is not None and kept == _bound(said)
             if kept != said and not is_bound:
-                return f"{name}: {kept} is remembered, not {said}"
+                return f"{name}: {kept} is remembered instead of {said}"
         return ""
 
     # --- what may be promised ----------------------------------------------------------------------
 
     def holds(self, group: GroupId, index: int, term: int) -> bool:
-        """Whether any crash leaves this entry, or a checkpoint behind it."""
+        """Whether this entry, or a checkpoint that covers it, survives any crash."""
         log = self.groups.get(group)
         if log is None:
             return False
@@ -159,7 +160,7 @@ class Durable:
         return at < 0 or (at < len(log.entries) and log.entries[at].term == term)
 
     def configs(self, group: GroupId) -> list[Config]:
-        """Every config of the group that this disk may give."""
+        """Every config of the group that a restart may read from this disk."""
         log = self.groups.get(group)
         found = [log.base.config] if log is not None else []
         entries = list(log.entries) if log is not None else []

@@ -1,5 +1,5 @@
-"""What must lie on the disks of `files_swarm`: groups with their files and checkpoints, snapshots, and what
-is staged."""
+"""What the disks of `files_swarm` must contain: groups with their files and checkpoints, snapshots, and
+staged files."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Payload(msgspec.Struct):
-    """What the storage knows of a checkpoint: a state, and its files."""
+    """The payload of a checkpoint as the storage sees it."""
 
     state: bytes
 
@@ -38,7 +38,7 @@ def payload_of(number: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint; `number` is of its state."""
+    """A checkpoint: the number of its state, and its files."""
 
     number: int
     files: frozenset[str]
@@ -50,23 +50,23 @@ NOTHING = Saved(0, frozenset())
 
 @dataclass(slots=True)
 class Known:
-    """A group on a node, as it must be."""
+    """The expected state of a group on a node."""
 
     files: dict[str, FileMeta] = field(default_factory=dict)
-    """They are there; what a job was to make or remove that was not done may be there, too."""
+    """Files that must exist. Files that an unfinished job creates or deletes may exist too."""
 
     saved: list[Saved] = field(default_factory=lambda: [NOTHING])
     """The checkpoint is one of these."""
 
     base: str = ""
-    """Of the whole checkpoint; "" when the next one must be whole."""
+    """Identifier of the full checkpoint; "" if the next checkpoint must be full."""
 
     whole: frozenset[str] = frozenset()
-    """Files of that."""
+    """Files of the full checkpoint."""
 
     @property
     def named(self) -> set[str]:
-        """By some checkpoint that may be there."""
+        """Files that some possible checkpoint names."""
         return {name for saved in self.saved for name in saved.files}
 
 
@@ -79,7 +79,7 @@ class Snapshot:
 
 
 class Node:
-    """A node's disk, and what must be on it."""
+    """A node's disk, and its expected content."""
 
     def __init__(self, name: NodeId) -> None:
         self.name = name
@@ -89,19 +89,19 @@ class Node:
         self.snapshots: dict[str, Snapshot] = {}
         self.read_lately: set[str] = set()
         self.rotten: tuple[GroupId, FileMeta, str] | None = None
-        """A file that turned over, and a snapshot of the other node that has it."""
+        """A corrupted file, and a snapshot of the other node that contains it."""
 
         self.unsure: set[str] = set()
-        """Areas with parts of files that may be wrong."""
+        """Staging areas that may contain wrong parts of files."""
 
         self.staged: dict[str, dict[tuple[GroupId, str], FileMeta]] = {}
-        """By area."""
+        """Staged files by area."""
 
     def content(self, path: str) -> str:
         return xxhash.xxh3_128_hexdigest(self.disk.read(path)) if self.disk.exists(path) else "missing"
 
     def check(self) -> None:
-        """All that must be there."""
+        """Check that the disk contains everything it must."""
         rotten = self.rotten[:2] if self.rotten is not None else None
         for group, known in self.groups.items():
             for meta in known.files.values():
@@ -127,7 +127,7 @@ class Node:
             assert found == meta.xxh3, f"S16: in snapshot {name} of {self.name} {meta.name} is {found}"
 
     def checkpoint(self, group: GroupId) -> Saved:
-        """As it is read; of one that is not there, `NOTHING`."""
+        """The group's checkpoint on disk; `NOTHING` if there is none."""
         payload = self.storage.checkpoint(group)
         if payload is None:
             return NOTHING

@@ -1,13 +1,12 @@
-"""The files of two nodes under a swarm of faults: the real `storage` through many lives, without the groups.
+"""The files of two nodes under a swarm of faults: the real `storage` through many restarts, without groups.
 
-A life runs some jobs, one after the other: files are closed, merged, saved in checkpoints, deleted, linked
-into snapshots, pulled by the other node, adopted, repaired and removed. It ends when the process is killed,
-or the power goes in the middle of a change on disk. Calls of the disk fail, copies arrive cut short or with
-other bytes, and bits of closed files turn over. What a job that was done made durable must be there, whole;
-of one that was not done the old state or the new one; and a checkpoint never names a file that is not there
-(S11, S15, S16).
+In each life a node runs some jobs, one after the other: files are flushed, merged, recorded in checkpoints,
+deleted, linked into snapshots, pulled by the other node, adopted, repaired and removed. A life ends with a
+kill or with a power cut during a disk change. Disk calls fail, copies arrive truncated or altered, and bits
+of closed files flip. Everything that a completed job made durable must exist undamaged; after an interrupted
+job either the old or the new state must exist; and a checkpoint never names a missing file (S11, S15, S16).
 
-`python -m nodeagent.testing.files_swarm FIRST [COUNT]` prints one line of evidence per seed.
+`python -m nodeagent.testing.files_swarm FIRST [COUNT]` prints one line per seed.
 """
 
 import errno
@@ -64,7 +63,7 @@ from nodeagent.table.arrow import encode
 from nodeagent.testing.disk import Fault, PowerCut, SimDisk
 from nodeagent.testing.files_known import GROUPS, NOTHING, Known, Node, Saved, Snapshot, path_of, payload_of
 from nodeagent.testing.nemesis import FILE_OPERATIONS, bounded
-from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.sim import Sim
 
@@ -73,31 +72,31 @@ SLOTS = 3
 LIVES = 60
 TTL_MS = 1_000
 CHECKED = 0.1
-"""So often all that must be there is looked at after a job; and always at the end of a life."""
+"""Probability of a full check after a job; there is always one at the end of a life."""
 
 STARTS_MAX = 5
-"""A start that is cut short is tried again; after so many it is left alone."""
+"""Number of starts that may be interrupted before one is left undisturbed."""
 
 PULLS_MAX = 100
-"""A file that is lost and changed on the way that often never comes."""
+"""Number of attempts within which a pull must succeed."""
 
 SCHEMA = TableSchema("sg", "t", 1, (Column("dev", "STRING", True), Column("v", "INT64", False)))
 
 
 class Report(msgspec.Struct):
-    """Evidence of one run."""
+    """Results of one run."""
 
     seed: int
     trace: int
     events: int
-    """Jobs, and starts."""
+    """Number of jobs and starts."""
 
     jobs: dict[str, int]
     odd: dict[str, int]
 
 
 class FilesSwarm:
-    """See the module."""
+    """One seeded run."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -111,19 +110,19 @@ class FilesSwarm:
         self.jobs: Counter[str] = Counter()
         self.odd: Counter[str] = Counter()
         self.jobs_max = rng.choice([5, 20, 60])
-        """Of a life."""
+        """Maximum number of jobs in a life."""
 
         self.links = rng.random() < 0.7
-        """Whether the disks can link."""
+        """Whether the disks support hard links."""
 
         self.failing = rng.choice([0.0, 0.05, 0.3] if self.links else [0.05, 0.3])
-        """How often a call of the disk fails within a job."""
+        """Probability that a disk call fails within a job."""
 
         self.losing = rng.choice([0.0, 0.02, 0.2])
-        """How often a chunk does not come, or comes with other bytes."""
+        """Probability that a chunk does not arrive, or arrives altered."""
 
         self.cut = rng.choice([0.3, 0.9])
-        """Lives that end with the power."""
+        """Probability that a life ends with a power cut."""
 
         self.limits = {
             f"nodeagent.storage.{place}.CHUNK_BYTES": size
@@ -187,7 +186,7 @@ class FilesSwarm:
         node.check()
 
     def _only_lasting(self, disk: SimDisk) -> None:
-        """No call fails any more, but those that the disk cannot do at all."""
+        """Clear all faults except the missing support for hard links."""
         disk.faults = [] if self.links else [Fault("link", errno.EXDEV, times=sys.maxsize)]
 
     def _open(self, node: Node) -> None:
@@ -195,14 +194,14 @@ class FilesSwarm:
         storage.prepare()
         node.unsure = set(storage.staging.operations())
         assert not node.disk.listdir(layout.TMP), (
-            f"L4: {node.name} starts with {node.disk.listdir(layout.TMP)}"
+            f"L4: {node.name} starts with temporary files {node.disk.listdir(layout.TMP)}"
         )
         for operation in [o for o in node.staged if o.startswith("repair-")]:
             del node.staged[operation]
         for group, known in node.groups.items():
             found = node.checkpoint(group)
             assert found in known.saved, (
-                f"S16: {node.name} {group}: the checkpoint is {found}, not {known.saved}"
+                f"S16: {node.name} {group}: the checkpoint is {found}, expected one of {known.saved}"
             )
             known.saved, known.base = [found], ""
             if found == NOTHING:
@@ -216,7 +215,9 @@ class FilesSwarm:
             known.files = {name: self.metas[name] for name in sorted(found.files)}
             storage.sweep({group: slots})
             left = {name for names in storage.files.names(group).values() for name in names}
-            assert left == found.files, f"L4, S11: {node.name} {group}: {left ^ found.files} after a sweep"
+            assert left == found.files, (
+                f"L4, S11: {node.name} {group}: {left ^ found.files} differ after a sweep"
+            )
 
     # --- a life ------------------------------------------------------------------------------------
 
@@ -237,14 +238,14 @@ class FilesSwarm:
             node.disk.restart()
 
     def _run(self, node: Node, job: Job, *, may_fail: Iterable[str] = ()) -> JobResult:
-        """The job, whose disk may fail on the way; then it is run again, and must be done, unless by an error
-        of these codes."""
+        """Run a job during which the disk may fail. A failed job is repeated and must then succeed, unless it
+        fails with one of the codes `may_fail`."""
         rng, disk = self.rng, node.disk
         self.events += 1
         self.jobs[type(job).__name__] += 1
         if rng.random() < self.failing:
             error = rng.choice([errno.EIO, errno.ENOSPC])
-            operations = FILE_OPERATIONS if self.links else ("sync", "sync", "write")  # within a copy
+            operations = FILE_OPERATIONS if self.links else ("sync", "sync", "write")  # during a copy
             disk.faults.append(Fault(rng.choice(operations), error, skip=rng.choice([0, rng.randint(0, 3)])))
             node.unsure |= set(node.storage.staging.operations())
         result = self._once(node, job)
@@ -253,9 +254,11 @@ class FilesSwarm:
         if isinstance(result, Failed) and result.code not in may_fail:
             self.odd["failed job"] += 1
             left = [n for n in disk.listdir(layout.TMP) if n.startswith(("close-", "compact-"))]
-            assert not left, f"L4: {type(job).__name__} failed and leaves {left}"
+            assert not left, f"L4: {type(job).__name__} failed and left {left}"
             result = self._once(node, job)
-        assert not isinstance(result, Failed) or result.code in may_fail, f"L7: {job} again: {result}"
+        assert not isinstance(result, Failed) or result.code in may_fail, (
+            f"L7: the repeated job {job} failed: {result}"
+        )
         return result
 
     def _once(self, node: Node, job: Job) -> JobResult:
@@ -345,14 +348,14 @@ class FilesSwarm:
         assert node.checkpoint(group) == saved, f"S16: {node.checkpoint(group)} was saved as {saved}"
 
     def _save_beside(self, node: Node) -> None:
-        """A delta of another checkpoint than that which is there."""
+        """Try to save a delta of a checkpoint other than the current one."""
         group = self.rng.choice(GROUPS)
         known = node.groups[group]
         if known.saved == [NOTHING]:
             return
         changes = FileChanges(f"{self.rng.getrandbits(128):032x}", ())
         done = self._run(node, SaveCheckpoint(group, payload_of(0), changes), may_fail=(NotFound.code,))
-        assert isinstance(done, Failed), f"S16: a delta of another checkpoint is saved in {group}"
+        assert isinstance(done, Failed), f"S16: a delta of another checkpoint was saved in {group}"
 
     def _delete(self, node: Node) -> None:
         group = self.rng.choice(GROUPS)
@@ -363,7 +366,7 @@ class FilesSwarm:
         self._run(node, DeleteFiles(group, tuple(free)))
         for meta in free:
             found = node.content(path_of(group, meta))
-            assert found == "missing", f"L4: {node.name} {group}: {meta.name} was deleted"
+            assert found == "missing", f"L4: {node.name} {group}: {meta.name} was deleted and still exists"
 
     def _remove_group(self, node: Node) -> None:
         group = self.rng.choice(GROUPS)
@@ -373,7 +376,9 @@ class FilesSwarm:
         known.base = ""
         self._run(node, RemoveGroup(group))
         node.groups[group] = Known()
-        assert group not in node.storage.groups(), f"L4: {group} was removed from {node.name}"
+        assert group not in node.storage.groups(), (
+            f"L4: {group} was removed from {node.name} and still exists"
+        )
 
     # --- snapshots ---------------------------------------------------------------------------------
 
@@ -395,21 +400,21 @@ class FilesSwarm:
         name = self.rng.choice(sorted(node.snapshots))
         del node.snapshots[name]
         self._run(node, DropSnapshot(name))
-        assert name not in node.storage.snapshots.ids(), f"L4: snapshot {name} was dropped"
+        assert name not in node.storage.snapshots.ids(), f"L4: snapshot {name} was dropped and still exists"
 
     def _expire(self, node: Node) -> None:
-        """Those that were read from since the last time stay. On any node: the other one's are read from."""
+        """Expire the snapshots of either node that were not read since the last time."""
         node = self.rng.choice([node, self._other(node)])
         self.now += self.rng.choice([TTL_MS // 2, 2 * TTL_MS])
         held, known = node.read_lately, node.snapshots
         node.read_lately, node.snapshots = set(), {n: s for n, s in known.items() if n in held}
         gone = set(node.storage.expire_snapshots(self.now, TTL_MS))
         assert gone.isdisjoint(node.snapshots), (
-            f"L4: {gone & node.snapshots.keys()} expire while they are read"
+            f"L4: {gone & node.snapshots.keys()} expired while they were read"
         )
         node.snapshots = {name: snapshot for name, snapshot in known.items() if name not in gone}
 
-    # --- what comes from the other node -----------------------------------------------------------
+    # --- pulls from the other node ----------------------------------------------------------------
 
     def _other(self, node: Node) -> Node:
         return next(n for n in self.nodes if n is not node)
@@ -433,10 +438,12 @@ class FilesSwarm:
         codes = (NotFound.code, Unavailable.code, Damaged.code)
         done = self._run(node, job, may_fail=codes if self.losing else ())
         if isinstance(done, Installed):
-            assert done.payload == snapshot.payload, f"S16: another state of {snapshot.group} is installed"
+            assert done.payload == snapshot.payload, (
+                f"S16: a different state of {snapshot.group} was installed"
+            )
             self._are_there(known, snapshot.files)
             known.saved = [snapshot.saved]
-            assert node.checkpoint(snapshot.group) == snapshot.saved, "S16: the state installed is not saved"
+            assert node.checkpoint(snapshot.group) == snapshot.saved, "S16: the installed state is not saved"
             self._run(node, DropStaging(install_area(name)))
 
     def _stage(self, node: Node) -> None:
@@ -464,7 +471,7 @@ class FilesSwarm:
         if self.odd["other bytes"] > before:
             node.unsure.add(operation)
         if operation not in node.unsure:
-            assert not done.refetched, f"L7: {done}, and all that came was right"
+            assert not done.refetched, f"L7: {done} although all chunks arrived unaltered"
         staged = node.staged.setdefault(operation, {})
         for want in wanted:
             if want.meta.name in done.names:
@@ -493,13 +500,15 @@ class FilesSwarm:
             node.staged.pop(operation, None)
             self._run(node, DropStaging(operation))
             node.unsure.discard(operation)
-            assert operation not in node.storage.staging.operations(), f"L4: {operation} was dropped"
+            assert operation not in node.storage.staging.operations(), (
+                f"L4: the staging area {operation} was dropped and still exists"
+            )
 
-    # --- what turns over ---------------------------------------------------------------------------
+    # --- corruption and repair ---------------------------------------------------------------------
 
     def _rot(self, node: Node) -> None:
-        """A bit of a file that the other node has in a snapshot, and no second name here has: it is not taken
-        for a copy, and repaired."""
+        """Flip a bit of a file that the other node has in a snapshot and that has a single name here; the
+        file must not be used for copies, and must be repaired."""
         offered = self._offered(node)
         if offered is None:
             return
@@ -522,23 +531,25 @@ class FilesSwarm:
         self._repair(node)
 
     def _repair(self, node: Node) -> None:
-        """What the power keeps from its end goes on at the next start."""
+        """Repair the corrupted file; a repair that a power cut interrupts continues at the next start."""
         assert node.rotten is not None
         group, meta, snapshot = node.rotten
         known = node.groups[group]
         if known.files.get(meta.name) != meta or node.content(path_of(group, meta)) == meta.xxh3:
-            node.rotten = None  # a file that no checkpoint names is gone after a start
+            node.rotten = None  # a start deletes files that no checkpoint names
             return
         hashed = self._run(node, HashFiles(group, (meta,)))
         assert isinstance(hashed, FilesHashed) and hashed.found[0][1] != meta.xxh3, (
-            f"S15: {meta.name} is {hashed}"
+            f"S15: the corruption of {meta.name} was not detected: {hashed}"
         )
         self._pull(node, "op-3", group, snapshot, [meta])
         node.check()
         del node.staged["op-3"]
         self._run(node, DropStaging("op-3"))
         pulls = (self._pull(node, repair_area(group), group, snapshot, [meta]) for _ in range(PULLS_MAX))
-        assert any(meta.name in pulled.names for pulled in pulls), f"L7: {meta.name} never comes"
+        assert any(meta.name in pulled.names for pulled in pulls), (
+            f"L7: {meta.name} was not pulled in {PULLS_MAX} attempts"
+        )
         del node.staged[repair_area(group)]
         done = self._run(node, ReplaceFile(group, meta))
         assert isinstance(done, FileReplaced) and (not done.quarantined or node.disk.exists(done.quarantined))
@@ -552,9 +563,9 @@ def run(seed: int) -> Report:
         return swarm.run()
 
 
-def evidence(seed: int) -> str:
+def result_line(seed: int) -> str:
     return timed(run, seed)
 
 
 if __name__ == "__main__":
-    print_evidence(evidence)
+    run_command(result_line)

@@ -1,7 +1,8 @@
-"""Raft groups alone on simulated machines: the real `raft`, `log`, `outbox`, `replica` and checkpoints.
+"""Raft groups without data on simulated machines: the real `raft`, `log`, `outbox`, `replica` and
+checkpoints.
 
-What a group is for is left out: its state is a `Tally`, a number for each client and a digest of every entry
-that was applied. So a run of many faults takes a second, and replicas can be compared after every entry.
+The state of a group is a `Tally`: a number for each client and a digest of all applied entries. So a run with
+many faults takes a second, and replicas can be compared after every entry.
 """
 
 import random
@@ -30,13 +31,13 @@ from nodeagent.testing.machine import UPKEEP_MS, Machine
 from nodeagent.testing.sim import Sim
 
 HOUSE_MS = 50
-"""Upkeep of the groups is due so often, or every half heartbeat."""
+"""Interval of the groups' maintenance, unless half a heartbeat is longer."""
 
 NOTHING = GroupLog(Base(0, 0, Config()), HardState(), [])
 
 
 class Count(msgspec.Struct, array_like=True, frozen=True):
-    """A command: client `who` has counted to `number`. `mark` tells each time it was taken apart."""
+    """A command: client `who` counted to `number`. `mark` is unique to each proposal of it."""
 
     who: str
     number: int
@@ -44,7 +45,7 @@ class Count(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Tally(msgspec.Struct):
-    """A group's state: equal at equal `applied`, on every member."""
+    """A group's state: equal on all members at equal `applied`."""
 
     applied: int = 0
     digest: int = 0
@@ -94,11 +95,13 @@ class TallyReplica(Replica):
 
     def restore(self, payload: bytes, base: int) -> None:
         self.state = msgspec.msgpack.decode(payload, type=Tally)
-        assert self.state.applied == base, f"S16: a state of {self.state.applied} was sent as that of {base}"
+        assert self.state.applied == base, (
+            f"S16: the state at {self.state.applied} was sent as the state at {base}"
+        )
 
 
 class Groups:
-    """The replicas of one machine: the part of `host.host.Host` that is the same for every group."""
+    """The replicas of one machine: the part of `host.host.Host` that all groups share."""
 
     no_room = ""
 
@@ -112,18 +115,18 @@ class Groups:
         self._settings = settings
         self._house_at = now
         self._busy: set[GroupId] = set()
-        """Being made or removed."""
+        """Groups that are being created or removed."""
 
-    # --- what is there -----------------------------------------------------------------------------
+    # --- replicas ----------------------------------------------------------------------------------
 
     def reopen(self, group: GroupId, found: GroupLog, payload: bytes | None) -> None:
-        """As a starting host does."""
+        """Reopen a replica as a starting host does."""
         fault = fault_of(group, found, payload, self.desk.owner)
         if fault:
             self.damaged.setdefault(group, fault)
         if group in self.damaged or payload is None:
             return
-        if is_traceless(found):  # what a creation or a removal left that was cut short
+        if is_traceless(found):  # left by an interrupted creation or removal
             self._drop(group)
             return
         saved = msgspec.msgpack.decode(payload, type=Saved)
@@ -145,7 +148,7 @@ class Groups:
         return replica
 
     def create(self, group: GroupId, config: Config, founded: Callable[[], None]) -> None:
-        """Make a replica that knows nothing: the first checkpoint, then the first record of the log."""
+        """Create an empty replica: first its checkpoint, then its first log record."""
         if group in self._busy or group in self.data or group in self.damaged:
             return
         self._busy.add(group)
@@ -169,7 +172,7 @@ class Groups:
         self.desk.job(SaveCheckpoint(group, msgspec.msgpack.encode(payload)), created)
 
     def remove(self, group: GroupId) -> None:
-        """Forget the group and its files; it may come back with an empty log."""
+        """Forget the group and delete its files; it may be created again with an empty log."""
         replica = self.data.pop(group)
         self._busy.add(group)
         self.outbox.forget(group)
@@ -259,7 +262,7 @@ class Groups:
 
 
 class GroupNode(Machine):
-    """A machine with nothing but groups. Clients speak to it by `count` and `read`."""
+    """A machine that runs only Raft groups. Clients use `count` and `read`."""
 
     host: Groups
 
@@ -268,7 +271,7 @@ class GroupNode(Machine):
         self.settings = settings
         self.upkeep_ms = max(UPKEEP_MS, 2 * settings.heartbeat_ms)
         self.founded: set[GroupId] = set()
-        """Groups that it has promised something of: they are not made again, whatever is lost."""
+        """Groups for which it has made promises: they are not created again, whatever is lost."""
 
     def _open_host(self, recovered: Recovered) -> None:
         owner = Owner(self.node, self.incarnation, self.identity.start)
@@ -292,7 +295,7 @@ class GroupNode(Machine):
         self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(host.data)}")
 
     def create(self, group: GroupId, config: Config) -> None:
-        """Unless it is there, or was there and is lost."""
+        """Create a replica, unless it exists or existed and was lost."""
         if self.alive and group not in self.founded:
             self.host.desk.now = self.now
             self.host.create(group, config, lambda: self.founded.add(group))
@@ -304,7 +307,7 @@ class GroupNode(Machine):
         self.host.remove(group)
         self.wake()
 
-    # --- what runs in it ---------------------------------------------------------------------------
+    # --- replicas ----------------------------------------------------------------------------------
 
     def replicas(self) -> Iterable[TallyReplica]:
         return self.host.data.values()
@@ -327,7 +330,7 @@ class GroupNode(Machine):
     def count(
         self, group: GroupId, who: str, numbers: list[int], answer: Callable[[Reply], None]
     ) -> list[str]:
-        """Have these numbers counted, in one proposal. Returns the marks of the commands."""
+        """Propose to count these numbers; returns the marks of the commands."""
         replica = self.host.data.get(group)
         if replica is None:
             answer(ErrorReply("not_leader", f"{self.node} does not hold {group}"))
@@ -340,7 +343,7 @@ class GroupNode(Machine):
         return marks
 
     def read(self, group: GroupId, who: str, answer: Callable[[int | None], None]) -> None:
-        """A strong read of one number; None when it is refused."""
+        """Read one number with a strong read; None if the read is refused."""
         replica = self.host.data.get(group)
         if replica is None:
             answer(None)

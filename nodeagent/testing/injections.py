@@ -1,7 +1,7 @@
-"""Faults that are injected into simulated machines, one by one, each with all that it needs: what was drawn
-for a seed can be written down and done again, with less of it or more.
+"""Faults that are injected into simulated machines. Each is complete in itself, so that the faults drawn for
+a seed can be written down and replayed with some left out or added.
 
-As text an injection is a line: when, its kind, and its fields as `name=value`.
+As text an injection is one line: its time, its kind, and its fields as `name=value`.
 
      1204 down node=m1 power=true back_ms=220
      1377 part pairs=["m2>m1","m2>m3"] heal_ms=900
@@ -22,12 +22,12 @@ from nodeagent.testing.sim import Sim, WallClock
 
 class _Injection(msgspec.Struct, frozen=True, tag_field="kind", tag=str.lower, forbid_unknown_fields=True):
     def inject(self, sim: Sim[Any]) -> None:
-        """Do it now, where it can be done; what ends it comes by itself."""
+        """Inject the fault now, if possible, and schedule its end."""
         raise NotImplementedError
 
 
 class _OfOne(_Injection, frozen=True):
-    """Of a machine that runs."""
+    """A fault of one running machine."""
 
     node: NodeId
 
@@ -41,7 +41,7 @@ class _OfOne(_Injection, frozen=True):
 
 
 class Down(_OfOne, frozen=True):
-    """The process is killed, or the machine loses its power; it starts again after a while."""
+    """Kill the process or cut the machine's power; it restarts after `back_ms`."""
 
     power: bool
     back_ms: int
@@ -52,7 +52,7 @@ class Down(_OfOne, frozen=True):
 
 
 class Torn(_OfOne, frozen=True):
-    """The power goes in the middle of one of the next changes on disk."""
+    """Cut the power during a disk change: the one after `changes` changes."""
 
     changes: int
 
@@ -68,7 +68,7 @@ class Sleep(_OfOne, frozen=True):
 
 
 class Part(_Injection, frozen=True):
-    """Nothing arrives along these links, each `FROM>TO`, for a while."""
+    """Cut these links, each `FROM>TO`, for `heal_ms`."""
 
     pairs: tuple[str, ...]
     heal_ms: int
@@ -84,7 +84,7 @@ class Part(_Injection, frozen=True):
 
 
 class Network(_Injection, frozen=True):
-    """From now on."""
+    """Set loss, duplication and delay of messages from now on."""
 
     drop: float
     duplicate: float
@@ -96,7 +96,7 @@ class Network(_Injection, frozen=True):
 
 
 class Disks(_Injection, frozen=True):
-    """How long syncs and jobs take from now on."""
+    """Set the duration of syncs and jobs from now on."""
 
     sync_ms: tuple[int, int]
     job_ms: tuple[int, int]
@@ -106,7 +106,7 @@ class Disks(_Injection, frozen=True):
 
 
 class Stragglers(_Injection, frozen=True):
-    """From now on some messages, syncs and jobs take up to `ms` longer than the others."""
+    """Make some messages, syncs and jobs take up to `ms` longer from now on."""
 
     chance: float
     ms: int
@@ -116,7 +116,7 @@ class Stragglers(_Injection, frozen=True):
 
 
 class Stall(_OfOne, frozen=True):
-    """No sync ends there for a while."""
+    """Let no sync complete for `ms`."""
 
     ms: int
 
@@ -126,11 +126,11 @@ class Stall(_OfOne, frozen=True):
 
 
 class DiskError(_OfOne, frozen=True):
-    """So many operations of a kind below a place fail, after some that do not."""
+    """Make `times` disk operations of one kind below `place` fail, after `skip` successful ones."""
 
     operation: str
     error: str
-    """As in `errno`."""
+    """Name of the error in `errno`."""
 
     place: str
     skip: int = 0
@@ -142,7 +142,7 @@ class DiskError(_OfOne, frozen=True):
 
 
 class Unreadable(_OfOne, frozen=True):
-    """Sectors of its log do not come any more: at the next start that is damage."""
+    """Make sectors of the log unreadable; the next start finds the log damaged."""
 
     skip: int
     back_ms: int
@@ -155,7 +155,7 @@ class Unreadable(_OfOne, frozen=True):
 
 
 class Full(_OfOne, frozen=True):
-    """Somebody else's file takes all of the disk but `leave` bytes, for a while."""
+    """Fill the disk with a foreign file except for `leave` bytes, for `ms`."""
 
     leave: int
     ms: int
@@ -166,7 +166,7 @@ class Full(_OfOne, frozen=True):
 
 
 class Flip(_OfOne, frozen=True):
-    """A bit of a file turns over, unseen until it is read."""
+    """Flip a bit of a file; it is noticed only when the file is read."""
 
     path: str
     byte: int
@@ -183,7 +183,7 @@ class Flip(_OfOne, frozen=True):
 
 
 class Stray(_OfOne, frozen=True):
-    """Sectors of one file were written to a place of another, unseen until that is read."""
+    """Write sectors of one file over a place of another; noticed only when that place is read."""
 
     source: str
     at: int
@@ -205,7 +205,7 @@ class Stray(_OfOne, frozen=True):
 
 
 class Lose(_OfOne, frozen=True):
-    """A file or a directory is taken away while the process is down."""
+    """Delete a file or a directory while the process is down."""
 
     path: str
     back_ms: int
@@ -217,7 +217,7 @@ class Lose(_OfOne, frozen=True):
 
 
 class Transfer(_OfOne, frozen=True):
-    """The leader hands a group over."""
+    """Let the leader of a group transfer its leadership."""
 
     group: GroupId
     to: NodeId
@@ -234,7 +234,7 @@ class Transfer(_OfOne, frozen=True):
 
 
 class Ambush(_Injection, frozen=True):
-    """The next machine that begins a job of a kind goes down so much later."""
+    """Take down the next machine that begins a job of one kind, `after_ms` later."""
 
     job: str
     after_ms: int
@@ -255,7 +255,7 @@ class Ambush(_Injection, frozen=True):
 
 
 class Jump(_OfOne, frozen=True):
-    """A wall clock is wrong for a while."""
+    """Set a wall clock wrong by `ahead_ms`, for `ms`."""
 
     ahead_ms: int
     ms: int
@@ -274,10 +274,10 @@ Injection = (
 ) | (Stray | Stragglers | Transfer | Ambush | Jump)
 
 SPOILING = (Unreadable, Flip, Stray, Lose)
-"""What these take is gone for good."""
+"""Faults that lose data permanently."""
 
 Timed = tuple[int, Injection]
-"""(ms of the run, what)"""
+"""(time in ms, fault)"""
 
 
 def start_later(sim: Sim[Any], machine: Machine, ms: int) -> None:
@@ -303,7 +303,8 @@ def from_line(line: str) -> Timed:
     except (ValueError, msgspec.ValidationError) as error:
         kinds = ", ".join(sorted(k.__name__.lower() for k in get_args(Injection)))
         raise InvalidInput(
-            f"no injection: {line.strip()!r}: {error}", next_step=f"TIME KIND NAME=VALUE...; kinds: {kinds}"
+            f"not an injection: {line.strip()!r}: {error}",
+            next_step=f"write TIME KIND NAME=VALUE...; kinds: {kinds}",
         ) from error
 
 

@@ -1,11 +1,12 @@
-"""One log under a swarm of faults: the real `log` through many lives, without the groups it is for.
+"""One log under a swarm of faults: the real `log` through many restarts, without groups.
 
-A life opens the log, writes some batches, and ends: closed, killed, without power in the middle of a change
-on disk, or by an error of the disk. Between two lives bits may turn over, sectors be wiped or lie in another
-place, and segments go, of what the log itself can know to be synced. A start must find what was synced, and
-perhaps the first of what was written since; what it lacks of that it must name (S6, S7, S15).
+Each life opens the log, writes some batches, and ends: the log is closed, the process is killed, the power
+fails during a disk change, or the disk fails. Between two lives bits may flip, sectors may be wiped or
+misplaced, and segments may disappear, within the part that the log can know to be synced. A start must
+recover what was synced and may recover a prefix of what was written since; it must report what it lacks (S6,
+S7, S15).
 
-`python -m nodeagent.testing.log_swarm FIRST [COUNT]` prints one line of evidence per seed.
+`python -m nodeagent.testing.log_swarm FIRST [COUNT]` prints one line per seed.
 """
 
 import errno
@@ -28,57 +29,59 @@ from nodeagent.storage import layout
 from nodeagent.testing.batches import Batches, copy_state
 from nodeagent.testing.disk import ENDLESS_BYTES, SECTOR_BYTES, Fault, PowerCut, SimDisk
 from nodeagent.testing.durable import Durable
-from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.sim import Sim
 
 NODE = "m1"
 CALLS = ("sync", "write", "truncate", "create", "rename", "unlink", "sync_dir")
-"""Of the disk, which fail."""
+"""Disk calls that can fail."""
 
 ENDS = ("close", "kill", "power", *CALLS)
-"""Of a life."""
+"""How a life can end."""
 
 HURTS = ("flip", "wipe", "stray", "lose")
+"""Kinds of corruption between two lives."""
+
 LIVES = 200
 OPENINGS_MAX = 5
-"""A start that is cut short is tried again; after so many it is left alone."""
+"""Number of starts that may be interrupted before one is left undisturbed."""
 
 PURGED_SEGMENTS_MAX = 4
-"""Of a log in which no group has an entry."""
+"""Maximum number of segments of a log in which no group has an entry."""
 
 ROOM_BYTES = 16_384
-"""So much more comes when a disk is full."""
+"""Additional bytes that a full disk gains."""
 
 
 @dataclass
 class Plan:
-    """What a seed draws; sizes in bytes."""
+    """The parameters that a seed draws; sizes in bytes."""
 
     groups: int
     slower: float
     batches: int
-    """Of a life, at most."""
+    """Maximum number of batches in a life."""
 
     ops: int
-    """Of a batch, at most."""
+    """Maximum number of operations in a batch."""
 
     text: int
     settings: LogSettings
     capacity: int
     chances: dict[str, float]
-    """After a batch."""
+    """Probability of each action after a batch."""
 
     ends: list[str]
     hurts: list[str]
     hurt: float
-    """Whether something is hurt after a life that ended well."""
+    """Probability of corruption after a life that ended without a failure."""
 
     full: float
-    """Of a life: some writes find no room."""
+    """Probability that writes fail for lack of disk space during a life."""
 
     dark: float
-    """After a life that ended in another way: the machine loses power."""
+    """Probability of a power cut after a life that ended in another way."""
 
     cut_starts: float
 
@@ -121,19 +124,19 @@ class Plan:
 
 
 class Report(msgspec.Struct):
-    """Evidence of one run."""
+    """Results of one run."""
 
     seed: int
     trace: int
     events: int
-    """Batches, and starts."""
+    """Number of batches and starts."""
 
     ends: dict[str, int]
     odd: dict[str, int]
 
 
 class LogSwarm:
-    """See the module."""
+    """One seeded run."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -146,23 +149,23 @@ class LogSwarm:
         self.odd: Counter[str] = Counter()
         self.events = 0
         self.life = 0
-        self._begin_anew()
+        self._replace_disk()
 
-    def _begin_anew(self) -> None:
-        """On another disk, as a node that is replaced."""
+    def _replace_disk(self) -> None:
+        """Continue on an empty disk, as a replaced node does."""
         self.disk = SimDisk(self.plan.capacity)
         self.durable = Durable(NODE)
         self.hurt = False
-        """Something was, since the last start; else nothing more may be damaged."""
+        """Whether the log was corrupted since the last start; otherwise no further group may be damaged."""
 
         self.unread = False
-        """At this start some sectors do not come; at the next they may."""
+        """Whether some sectors cannot be read at this start; they may be readable at the next."""
 
-        self.told: set[GroupId] = set()
-        """Damaged at the last start, for good."""
+        self.reported: set[GroupId] = set()
+        """Groups reported as permanently damaged at the last start."""
 
-        self.evidence: set[tuple[GroupId, int]] = set()
-        """Damaged groups and the segments that told so."""
+        self.damaged_in: set[tuple[GroupId, int]] = set()
+        """Damaged groups and the segments that show it."""
 
     def run(self) -> Report:
         for self.life in range(1, LIVES + 1):
@@ -185,11 +188,11 @@ class LogSwarm:
             except NoSpace:
                 self._give_room()
             except Damaged as error:
-                assert self.hurt, f"S6: {error.what}, and nothing was hurt"
+                assert self.hurt, f"S6: {error.what} although nothing was corrupted"
                 self.odd["does not start"] += 1
-                self._begin_anew()
+                self._replace_disk()
             except OSError as error:
-                assert self.disk.failed.total() > failed, f"{error}, and no call of the disk fails"
+                assert self.disk.failed.total() > failed, f"{error} although no disk call failed"
                 self.odd["error at a start"] += 1
                 self.disk.restart()
             self.disk.faults.clear()
@@ -201,7 +204,7 @@ class LogSwarm:
         if what == "power":
             self.disk.cut_power_at = self.disk.operations + rng.randint(1, 15)
         elif what == "read":
-            self.hurt = self.unread = True  # damage, as long as it does not come
+            self.hurt = self.unread = True  # counts as damage while it cannot be read
             self.disk.faults.append(Fault("read", errno.EIO, SUFFIX, skip=rng.randint(0, 3)))
         else:
             self.disk.faults.append(Fault(what, errno.EIO, f"{LOG_DIR}/", skip=rng.randint(0, 3)))
@@ -210,22 +213,22 @@ class LogSwarm:
         known = known_identity(self.disk, NODE, layout.GROUPS)
         log, found = Log.open(self.disk, LOG_DIR, self.plan.settings)
         named = {d.group for d in found.damaged}
-        assert self.hurt or named <= self.durable.lost, f"S6: {found.damaged}, and nothing was hurt"
+        assert self.hurt or named <= self.durable.lost, f"S6: {found.damaged} although nothing was corrupted"
         self.sim.tell(f"{self.life}: {len(log.segments)} segments, damaged {sorted(named)}")
         if "" in named:
             self.odd["damaged as a whole"] += 1
-            self._begin_anew()
+            self._replace_disk()
             return self._open()
         self.events += 1
         self.odd["torn"] += found.torn_bytes > 0
         self.odd["healed"] += found.healed
         self.odd["damaged"] += len(named)
         self.durable.reopened(found, must_fit=True, hurt=self.hurt)
-        quiet = (self.told & self.durable.lost) - named
-        assert not quiet, f"S15: {quiet} were damaged at the start before, and nobody repaired them"
-        self.told = set() if self.unread else named
+        unreported = (self.reported & self.durable.lost) - named
+        assert not unreported, f"S15: {unreported} were damaged at the last start and never repaired"
+        self.reported = set() if self.unread else named
         self.hurt = self.unread = False
-        self.evidence = {(d.group, d.segment) for d in found.damaged if d.segment in log.segments}
+        self.damaged_in = {(d.group, d.segment) for d in found.damaged if d.segment in log.segments}
         begin_start(self.disk, log, NODE, known, lambda: f"{self.life}.{self.disk.operations}")
         lost = self.durable.lost
         self.batches.state = copy_state({n: g for n, g in found.groups.items() if n not in lost})
@@ -265,7 +268,7 @@ class LogSwarm:
                 self._hurt(known)
 
     def _stop(self) -> None:
-        """The process is gone; perhaps the machine, too."""
+        """End the process, sometimes with a power cut."""
         self.disk.faults.clear()
         if self.rng.random() < self.plan.dark:
             self.disk.crash(self.rng)
@@ -277,7 +280,7 @@ class LogSwarm:
         lost = self.durable.lost
         if lost and rng.random() < chances["repair"]:
             repaired = rng.choice(sorted(lost))
-            self.evidence = {(group, n) for group, n in self.evidence if group != repaired}
+            self.damaged_in = {(group, n) for group, n in self.damaged_in if group != repaired}
             self._write(log, [Forget(repaired)])
         self._write(log, self.batches.batch(frozenset(lost)))
         if rng.random() < chances["sync"]:
@@ -288,8 +291,8 @@ class LogSwarm:
             before = log.segments
             log.reclaim()
             after = log.segments
-            away = {(group, n) for group, n in self.evidence if n not in after}
-            assert not away, f"S15: {away} were damaged and are deleted, and nobody repaired them"
+            away = {(group, n) for group, n in self.damaged_in if n not in after}
+            assert not away, f"S15: the damaged segments {away} were deleted before a repair"
             self.odd["segments gone"] += len(before) - len(after)
             self.odd["gaps"] += after[-1] - after[0] >= len(after)
         if rng.random() < chances["purge"]:
@@ -312,14 +315,14 @@ class LogSwarm:
         self.durable.written()
 
     def _make_room(self, log: Log, ops: list[LogOp]) -> None:
-        """There comes some, and the log goes on by itself."""
+        """Give the disk more space; the log must accept the batch then."""
         log.reclaim()
         self._give_room()
         self.durable.writes(ops)
         try:
             log.write(ops)
         except NoSpace as error:
-            raise AssertionError(f"L7: {error}, though there is room again") from error
+            raise AssertionError(f"L7: {error} although there is space again") from error
 
     def _give_room(self) -> None:
         self.disk.faults = [f for f in self.disk.faults if f.errno != errno.ENOSPC]
@@ -334,31 +337,33 @@ class LogSwarm:
         self.durable.synced()
 
     def _is_final(self, log: Log, error: OSError) -> None:
-        """A log with an error of the disk says so to whatever comes."""
+        """Check that a log with a disk error raises it at every later call."""
         for call in (log.sync, lambda: log.write([SetHard("g0", HardState(1))])):
             try:
                 call()
             except OSError as again:
                 assert again is error, f"S7: {error}, then {again}"
             else:
-                raise AssertionError(f"S7: the log goes on after {error}")
+                raise AssertionError(f"S7: the log continues after {error}")
 
     def _purge(self, log: Log) -> None:
-        """No group needs its entries any more: the log gives back their room."""
+        """Drop all entries; the log must delete its segments."""
         self._write(log, self.batches.purge())
         self._sync(log)
         while log.reclaim():
             pass
         held = self.durable.lost or log.space_low
-        assert held or len(log.segments) <= PURGED_SEGMENTS_MAX, f"L5: {log.segments} stay, nothing is needed"
+        assert held or len(log.segments) <= PURGED_SEGMENTS_MAX, (
+            f"L5: {log.segments} remain although no entry is needed"
+        )
 
-    # --- what is hurt ------------------------------------------------------------------------------
+    # --- corruption --------------------------------------------------------------------------------
 
     def _known_ends(self, is_marked: bool) -> dict[str, int]:
-        """By segment, up to where the log can know that it was synced.
+        """By segment, the offset up to which the log can know that it was synced.
 
         Args:
-            is_marked: that all of it is.
+            is_marked: whether the log recorded that all of it was synced.
         """
         disk = self.disk
         numbers = list_segments(disk, LOG_DIR)
@@ -367,17 +372,17 @@ class LogSwarm:
             newest = path_of(LOG_DIR, numbers[-1])
             with memoryview(disk.read(newest)) as content:
                 blocks = [b for b in scan_segment(content, numbers[-1], 0) if isinstance(b, Block)]
-            ends[newest] = blocks[-1].head.synced if blocks else 0  # that block itself lies behind
+            ends[newest] = blocks[-1].head.synced if blocks else 0  # the block itself is not included
         return ends
 
     def _hurt(self, known: dict[str, int]) -> None:
-        """Something of what is `known` to be synced."""
+        """Corrupt something within the offsets `known` to be synced."""
         rng, disk = self.rng, self.disk
         paths = [path for path in known if disk.exists(path)]
         path = rng.choice(paths)
         end = min(known[path], disk.written(path))
         if not end:
-            return  # nothing is, or it was wiped already
+            return  # nothing is synced, or it was wiped already
         what = rng.choice(self.plan.hurts)
         self.odd[what] += 1
         self.hurt = True
@@ -407,9 +412,9 @@ def run(seed: int) -> Report:
         return swarm.run()
 
 
-def evidence(seed: int) -> str:
+def result_line(seed: int) -> str:
     return timed(run, seed)
 
 
 if __name__ == "__main__":
-    print_evidence(evidence)
+    run_command(result_line)

@@ -1,7 +1,8 @@
-"""One machine of a simulation: a disk that survives, and a process that comes and goes.
+"""One simulated machine: a disk that survives, and a process that starts and ends.
 
-The shell of the real agent, on virtual time: the log's writer, jobs on the disk, timers, effects dealt out
-once a turn. What runs inside it is the subclass's: a whole `Host` (`node`) or Raft groups alone (`groups`).
+It does on virtual time what the real agent's runtime does: it writes the log, runs jobs and timers, and
+dispatches effects once per turn. The subclass decides what it runs: a whole `Host` (`node`) or Raft groups
+only (`groups`).
 """
 
 import errno
@@ -35,16 +36,16 @@ BALLAST = "ballast"
 UPKEEP_MS = 1_000
 SNAPSHOT_TTL_MS = 6_000
 SEGMENT_BYTES_MAX = 1 << 18
-"""The longest segment of a log. More zeros than that behind its blocks would only be copied and searched."""
+"""Maximum size of a log segment. Longer preallocated segments would only be copied and searched."""
 
 STALL_POLL_MS = 10
 NO_SPACE_RETRY_MS = 100
 CLEAN_MS = max(SNAPSHOT_TTL_MS, INSTALL_KEEP_MS) + 2 * UPKEEP_MS
-"""So long after the last event nothing may be left that no manifest names."""
+"""Time after the last event at which no file may be left that no manifest names."""
 
 
 class Inside(Protocol):
-    """What the shell asks of what runs in it: the contract of `host.host`."""
+    """What a machine requires from what runs on it: the contract of `host.host`."""
 
     def take(self) -> Effects: ...
     def on_persisted(self, batch: int, now: int) -> None: ...
@@ -63,10 +64,10 @@ class Inside(Protocol):
 
 
 class Machine:
-    """See the module. `life` counts the processes."""
+    """A simulated machine; `life` counts its processes."""
 
     host: Any
-    """An `Inside`, of the kind that the subclass runs."""
+    """The `Inside` that the subclass runs."""
 
     def __init__(self, sim: Sim[Any], node: NodeId) -> None:
         self.sim = sim
@@ -75,20 +76,20 @@ class Machine:
         self.durable = Durable(node)
         self.alive = False
         self.gone = False
-        """The machine is no more: nothing starts it again."""
+        """Whether the machine is permanently lost: it never starts again."""
 
         self.damaged = ""
-        """Why its directory does not let it start any more; it stays down."""
+        """Why the damaged data directory prevents a start; "" if it does not."""
 
         self.lossy = False
-        """Parts of its directory were taken away, so groups of it may be damaged."""
+        """Whether parts of the data directory were lost or changed, so that its groups may be damaged."""
 
         self.clock = WallClock()
         self.pace = 1.0
-        """Its monotonic clock goes so many times as fast as time does."""
+        """Rate of its monotonic clock relative to simulated time."""
 
         self.asleep_until = 0
-        """The process does nothing before: it was stopped, or swapped out. Its messages wait."""
+        """Until then the process is suspended, and its messages wait."""
 
         self.life = 0
         self.incarnation = f"{sim.rng.getrandbits(64):016x}"
@@ -98,16 +99,16 @@ class Machine:
         self._tokens: dict[int, Callable[[Reply], None]] = {}
         self._token = 0
         self.held = 0
-        """How often the log's writer found no room."""
+        """How often the log writer had no disk space."""
 
         self.build = PLAIN
-        """What its next process runs."""
+        """The release that its next process runs."""
 
         self.segment_bytes = SEGMENT_BYTES_MAX
         self.upkeep_ms = UPKEEP_MS
         self._writing = False
         self._jobs: dict[int, Job] = {}
-        """Jobs that the process has under way."""
+        """Jobs in progress."""
 
         self._queue: list[tuple[int, list[LogOp]]] = []
         self._turn_due = False
@@ -115,12 +116,12 @@ class Machine:
 
     @property
     def now(self) -> int:
-        """Its monotonic clock, in milliseconds."""
+        """The machine's monotonic clock in milliseconds."""
         return self.sim.now if self.pace == 1.0 else int(self.sim.now * self.pace)
 
     @property
     def unanswered(self) -> int:
-        """Requests to this process that it has not answered yet."""
+        """Number of requests that this process has not answered yet."""
         return len(self._tokens)
 
     @property
@@ -161,20 +162,20 @@ class Machine:
         self.wake()
 
     def _open_host(self, recovered: Recovered) -> None:
-        """Make `host` from what is on disk."""
+        """Create `host` from the recovered log and the files on disk."""
         raise NotImplementedError
 
     def _draw(self) -> str:
-        """Names of this directory: its first one is the incarnation that the scenario knows the node by."""
+        """Draw a nonce for this directory; the first is the incarnation by which the scenario knows the
+        node."""
         return f"{self.life}.{self.disk.operations}" if self.disk.exists(LOG_ID_FILE) else self.incarnation
 
     def segments(self) -> list[str]:
-        """Paths of its log, the oldest first."""
+        """Paths of the log segments, oldest first."""
         return [path_of(LOG_DIR, number) for number in list_segments(self.disk, LOG_DIR)]
 
     def lose(self, *paths: str) -> None:
-        """Take files or directories away while the node is down, as a person or a repair of the file system
-        may."""
+        """Delete files or directories while the node is down, as an operator or a file system repair may."""
         assert not self.alive
         self.lossy = True
         for path in paths:
@@ -183,7 +184,7 @@ class Machine:
         self.sim.tell(f"{self.node} loses {paths}")
 
     def put_back(self, older: SimDisk) -> None:
-        """Make an older copy of the whole directory the one that the node starts from."""
+        """Replace the whole data directory by an older copy of it."""
         assert not self.alive
         self.lossy = True
         self.disk = older
@@ -199,18 +200,18 @@ class Machine:
         self.later(self.upkeep_ms, self._upkeep)
 
     def cut_power_soon(self) -> None:
-        """Go down in the middle of one of the next changes on disk."""
+        """Cut the power during one of the next 40 disk changes."""
         self.disk.cut_power_at = self.disk.operations + self.sim.rng.randint(1, 40)
 
     def fill_disk(self) -> None:
-        """No room for new TsFiles for some attempts."""
+        """Fail some of the next writes of TsFiles for lack of disk space."""
         self.disk.faults.append(
             Fault("write", errno.ENOSPC, f"{layout.TMP}/", times=self.sim.rng.randint(1, 6))
         )
 
     def take_room(self, leave: int) -> None:
-        """Somebody else's file takes all of the disk but `leave` bytes, or gives all of it back."""
-        cut, self.disk.cut_power_at = self.disk.cut_power_at, None  # that is for a write of the node
+        """Fill the disk with a foreign file except for `leave` bytes, or delete that file."""
+        cut, self.disk.cut_power_at = self.disk.cut_power_at, None  # a power cut must hit a write of the node
         if self.disk.exists(BALLAST):
             self.disk.unlink(BALLAST)
         size = self.disk.free_bytes() - leave
@@ -222,7 +223,7 @@ class Machine:
         self.disk.cut_power_at = cut
 
     def stop(self, *, power: bool) -> None:
-        """Kill the process; with `power` also lose what was not synced."""
+        """Kill the process; with `power`, also lose what was not synced."""
         self.alive = False
         self.asleep_until = 0
         self.sim.tell(f"{self.node} {'loses power' if power else 'is killed'}")
@@ -235,7 +236,7 @@ class Machine:
             self.disk.restart()
 
     def _under_way(self) -> set[str]:
-        """Effects that began and did not end."""
+        """Effects that have begun and not completed, by name."""
         found = {type(job).__name__ for job in self._jobs.values()}
         if self._writing:
             found.add("log written, not synced")
@@ -244,12 +245,13 @@ class Machine:
         return found or {"at rest"}
 
     def sleep(self, ms: int) -> None:
-        """Stop the process for a while, as SIGSTOP does; what arrives meanwhile waits in its sockets."""
+        """Suspend the process, as SIGSTOP does; messages wait in its sockets until it continues."""
         self.asleep_until = max(self.asleep_until, self.sim.now + ms)
         self.sim.tell(f"{self.node} sleeps {ms} ms")
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """An event of this process: gone when it is, late when it sleeps."""
+        """Schedule an event of this process. It is dropped when the process ends, and late if it is
+        suspended."""
         life = self.life
 
         def run() -> None:
@@ -263,8 +265,8 @@ class Machine:
         self.sim.at(delay_ms, run)
 
     def _guard(self, action: Callable[[], None]) -> None:
-        """Power may go in the middle of it, and an error of the log's disk ends the process, as it ends the
-        real one; then the node comes back after a while."""
+        """Run `action`. A power cut or a disk error of the log ends the process, as it ends the real one; the
+        node restarts later."""
         try:
             action()
         except PowerCut:
@@ -346,7 +348,7 @@ class Machine:
         self.durable.synced()
 
     def _write(self) -> None:
-        """The writer thread: everything queued is written, then synced at once."""
+        """Do what the writer thread does: write all queued batches, then sync once."""
         if self._writing or not self._queue:
             return
         self._writing = True
@@ -365,7 +367,7 @@ class Machine:
         self.later(self.sim.lasting(self.sim.faults.sync_ms), lambda: self._synced(last))
 
     def _write_again(self) -> None:
-        """After a moment on a full disk."""
+        """Retry a write that failed because the disk was full."""
         self.held += 1
         self._log.reclaim()
         self._writing = False
@@ -431,13 +433,13 @@ class Machine:
         raise NotImplementedError
 
     def damage(self, group: GroupId) -> str:
-        """Why the group does not run, "" when nothing is in the way."""
+        """Why the group does not run; "" if it is not damaged."""
         raise NotImplementedError
 
     # --- arrivals ----------------------------------------------------------------------------------
 
     def arrive(self, sender: NodeId, messages: list[Routed]) -> None:
-        self.sim.events += len(messages) - 1  # each message is one
+        self.sim.events += len(messages) - 1  # each message is one event
         for routed in messages:
             replica = self.replica(routed.group)
             role = replica.raft.role if replica is not None else "no replica"
@@ -451,12 +453,12 @@ class Machine:
         raise NotImplementedError
 
     def token(self, answer: Callable[[Reply], None]) -> int:
-        """A number for a request that `answer` waits for."""
+        """A number that identifies the request until `answer` is called."""
         self._token += 1
         self._tokens[self._token] = answer
         return self._token
 
 
 def _under(disk: SimDisk) -> Disk:
-    """Log and data share one simulated disk; their directories do not meet."""
+    """The log and the data share one simulated disk, in separate directories."""
     return disk

@@ -1,7 +1,8 @@
-"""The kill matrix in the simulator: every hold point, every role, back early or late.
+"""The kill matrix in the simulator: kill a node of every role at every hold point and restart it early or
+late.
 
-`python -m nodeagent.testing.matrix [SEEDS [FIRST [COUNT]]]` prints the table of cases with what came of each
-and ends with 1 when one failed. A case is skipped only with the sentence that says why.
+`python -m nodeagent.testing.matrix [SEEDS [FIRST [COUNT]]]` prints the table of cases with their results, and
+exits with 1 if a case failed. For a skipped case it prints the reason.
 """
 
 import sys
@@ -55,13 +56,13 @@ class Case:
 
     @property
     def skipped(self) -> str:
-        """Why there is nothing to run; "" when there is."""
+        """Why the case cannot run; "" if it can."""
         if self.role in ("iotctl", "Spark driver"):
-            return "no process of the simulator: tests.cluster.matrix kills it"
+            return "not a process of the simulator: tests.cluster.matrix kills it"
         if self.role == "newcomer" and self.kind == "remove-node":
-            return "nobody comes"
+            return "no node joins"
         if self.role == "leaver" and self.kind == "add-node":
-            return "nobody leaves"
+            return "no node leaves"
         if self.kind == "remove-node" and self.point in ("after:PLANNED", "before:SEALED"):
             return "a removal enters SEALED with its first entry"
         return ""
@@ -76,7 +77,7 @@ def cases() -> Iterator[Case]:
 
 
 def run_case(case: Case, seed: int) -> None:
-    """Raises `AssertionError` when an invariant breaks, or the kill did not fall at the point."""
+    """Raises `AssertionError` if an invariant breaks, or the kill missed the hold point."""
     scenario = Scenario(seed)
     scenario.begin()
     scenario.sim.pause(1_500)
@@ -92,11 +93,11 @@ def run_case(case: Case, seed: int) -> None:
     scenario.until(lambda: scenario.stage(operation) == stage, f"{case.point} is reached")
     scenario.sim.pause(HELD_MS)
     record = scenario.record(operation)
-    assert record is not None and record.stage.value == stage, f"{case.point}: in {record}"
+    assert record is not None and record.stage.value == stage, f"{case.point} is not held: {record}"
     victim = _victim(scenario, record, case.role)
     scenario.kill(victim, EARLY_MS if case.back == "early" else 1 << 30, power=bool(seed // 2 % 2))
     _, reached = scenario.kills_at[-1]
-    assert reached == stage, f"the kill fell in {reached}"
+    assert reached == stage, f"the kill happened in {reached}, not in {stage}"
     scenario.sim.pause(HELD_MS)
     scenario.hold()
     if case.back == "late":
@@ -111,7 +112,7 @@ def run_case(case: Case, seed: int) -> None:
 
 
 def stage_at(point: str) -> str:
-    """The stage an operation that is held there is in."""
+    """The stage of an operation that is held at `point`."""
     when, _, stage = point.partition(":")
     if when == "after":
         return stage
@@ -145,10 +146,10 @@ def _victim(scenario: Scenario, op: Operation, role: str) -> str:
 
 
 def run_all(cases: Iterable[C], run_case: Callable[[C, int], None], seeds: int, first: int = 0) -> int:
-    """Run every case with so many seeds of its own and print what came of each; how many failed.
+    """Run every case with `seeds` seeds of its own and print the results; returns the number of failures.
 
     Args:
-        first: the number of the first case in the whole table: its seeds are those it has there.
+        first: number of the first case in the whole table, which determines its seeds.
     """
     every = list(cases)
     jobs = [
@@ -170,7 +171,8 @@ def run_all(cases: Iterable[C], run_case: Callable[[C, int], None], seeds: int, 
 
 
 def main(cases: Iterable[C], run_case: Callable[[C, int], None]) -> int:
-    """The table as the command line asks for it: with so many seeds, `COUNT` cases from number `FIRST` on."""
+    """Run the part of the table that the command line names: SEEDS seeds each of COUNT cases from number
+    FIRST."""
     seeds, first, count = (*map(int, sys.argv[1:]), *(1, 0, 1 << 30)[len(sys.argv) - 1 :])
     return 1 if run_all(islice(cases, first, first + count), run_case, seeds, first) else 0
 

@@ -1,8 +1,7 @@
-"""What a seed does to simulated machines: faults of the kinds and weights that it drew, and other bounds for
-the code.
+"""Injects the faults of one run into simulated machines, by the kinds and weights that its seed drew.
 
-No run has everything: a fault that is always there hides what only happens without it (swarm testing, Groce
-et al., ISSTA 2012).
+No run has all kinds of faults, because a fault that is always present hides what happens only without it
+(swarm testing, Groce et al., ISSTA 2012).
 """
 
 import random
@@ -69,14 +68,14 @@ KINDS = (
     "drift",
     "straggle",
 )
-"""Classes of faults of Raft groups alone, and what is pushed about."""
+"""Kinds of faults for Raft groups without data."""
 
 WHOLE_KINDS = tuple(k for k in KINDS if k not in ("read_error", "flip", "stray", "lose", "member")) + (
     "files",
     "ambush",
     "jump",
 )
-"""Of whole clusters, in which nothing is lost for good."""
+"""Kinds of faults for whole clusters: those that lose no data permanently."""
 
 JOBS = tuple(sorted(job.__name__ for job in get_args(Job)))
 FILE_OPERATIONS = ("write", "sync", "sync_dir", "create", "rename", "link", "unlink", "mkdirs")
@@ -84,23 +83,23 @@ IN_LOG = f"{LOG_DIR}/"
 FILE_PLACES = tuple(f"{name}/" for name in (layout.GROUPS, layout.STAGING, layout.SNAPSHOTS, layout.TMP))
 _NO_CALLS = {(operation, f"{layout.TMP}/") for operation in ("link", "mkdirs", "sync_dir")}
 CALLS = tuple(call for call in product(FILE_OPERATIONS, FILE_PLACES) if call not in _NO_CALLS)
-"""Of the disk, which can fail."""
+"""(operation, directory) of the disk calls that can fail."""
 
 PASSIVE = ("member", "drift")
-"""Done by others: by whoever changes members, and by the clocks that machines are made with."""
+"""Kinds that are not injected here: changes of members, and the rates of the machines' clocks."""
 
 
 Focus = tuple[tuple[str, str], ...]
-"""(class, member) of what a run is to reach before anything else, by the names of `coverage`."""
+"""The (class, member) pairs that a run should reach first, by the names of `coverage`."""
 
 FOCUS_KINDS = {"kill": "ambush", "power cut": "ambush", "failed job": "files", "failed on disk": "files"}
-"""Which faults reach the members of a class."""
+"""The kind of fault that reaches the members of each class."""
 
 FOCUS_WEIGHT = 6
 
 
 def focusable(name: str, member: str) -> bool:
-    """Whether a run of a whole cluster can look for it."""
+    """Whether a run of a whole cluster can look for this member of a class."""
     if name == "fault":
         return member in WHOLE_KINDS
     if name == "failed on disk":
@@ -109,26 +108,25 @@ def focusable(name: str, member: str) -> bool:
 
 
 def focus_kinds(focus: Focus) -> dict[str, int]:
-    """Classes of faults that reach these, and their weights."""
+    """Kinds of faults that reach `focus`, and their weights."""
     kinds = {member if name == "fault" else FOCUS_KINDS.get(name, "") for name, member in focus}
     return dict.fromkeys(sorted(kinds.intersection(WHOLE_KINDS)), FOCUS_WEIGHT)
 
 
 def draw_kinds(rng: random.Random, kinds: tuple[str, ...]) -> dict[str, int]:
-    """Classes of faults and their weights."""
+    """Kinds of faults and their weights."""
     drawn = {k: rng.choice([1, 1, 3]) for k in kinds if k != "straggle" and rng.random() < 0.3}
-    # Little is seen without a change of leader under way, or a crash behind.
+    # Without changes of leader and power cuts, runs reach few rare states.
     return drawn | {k: rng.choice([1, 3]) for k in ("deposed", "power")}
 
 
 def draw_stragglers(rng: random.Random) -> dict[str, int]:
-    """As `draw_kinds`, which came first: what that draws stays the same."""
+    """Draw the kind `straggle`; apart from `draw_kinds`, so that the draws of older seeds stay the same."""
     return {"straggle": rng.choice([1, 3])} if rng.random() < 0.4 else {}
 
 
 class Nemesis:
-    """Faults of one run, `faults` counted by class. All that is drawn is drawn here; `done` is what came of
-    it."""
+    """Draws and injects the faults of one run. `faults` counts them by kind; `done` records each one."""
 
     def __init__(
         self,
@@ -145,14 +143,14 @@ class Nemesis:
     ) -> None:
         """
         Args:
-            rng: for faults alone, so that a run with others is as much as possible the same run.
-            kinds: classes of faults and their weights.
-            gap_ms: between two faults, on average.
-            back_ms: a process is down, or asleep, for up to so long.
-            timeout_ms: of an election.
-            led: the leader of one of the groups, which is drawn, and its replica.
-            may_spoil: whether this machine may lose something for good.
-            focus: jobs that are met and calls of the disk that fail, above others.
+            rng: used only for faults, so that runs with other faults stay as similar as possible.
+            kinds: kinds of faults and their weights.
+            gap_ms: average time between two faults.
+            back_ms: maximum time that a process is down or suspended.
+            timeout_ms: election timeout.
+            led: draws a group that has a leader; returns the leader and its replica.
+            may_spoil: whether this machine may lose data permanently.
+            focus: jobs and disk calls to prefer.
         """
         self.sim = sim
         self.rng = rng
@@ -161,7 +159,7 @@ class Nemesis:
         self.done: list[Timed] = []
         self.healed_at: int | None = None
         self.spoiled: set[NodeId] = set()
-        """Machines that lost something for good: whoever runs the cluster replaces them."""
+        """Machines that lost data permanently; the operator of the cluster replaces them."""
 
         self._kinds = kinds
         self._gap_ms = gap_ms
@@ -175,18 +173,18 @@ class Nemesis:
         """How often faults began."""
 
     def begin(self, delay_ms: int = 0) -> None:
-        """One fault after the other from then on, until `heal`."""
+        """Inject one fault after the other from then on, until `heal`."""
         self.calm = False
         self._round += 1
         self.sim.at(delay_ms, partial(self._next, self._round))
 
     def follow(self, script: Sequence[Timed]) -> None:
-        """These faults and no others, each at its time, until `heal`."""
+        """Inject only these faults, each at its time, until `heal`."""
         self.calm = False
         self._follow(deque(script))
 
     def _follow(self, script: deque[Timed]) -> None:
-        """One moment after the other, as `_next` does."""
+        """Inject the faults that are due and schedule the next ones."""
         while script and script[0][0] <= self.sim.now and not self.calm:
             self._inject(script.popleft()[1])
         if script and not self.calm:
@@ -201,7 +199,7 @@ class Nemesis:
         self.sim.at(self.rng.randint(1, 2 * self._gap_ms), partial(self._next, number))
 
     def heal(self) -> None:
-        """No more faults; what was spoiled stays spoiled."""
+        """End all faults and restart all machines; spoiled machines stay spoiled."""
         self.calm = True
         self.healed_at = self.sim.now
         self.sim.ambushes.clear()
@@ -223,7 +221,7 @@ class Nemesis:
 
     def _inject(self, injection: Injection) -> None:
         if isinstance(injection, SPOILING):
-            if not self._may_spoil(injection.node):  # drawn when it might
+            if not self._may_spoil(injection.node):  # it was drawn when this was still allowed
                 return
             self.spoiled.add(injection.node)
         self.done.append((self.sim.now, injection))
@@ -282,7 +280,8 @@ class Nemesis:
         self._part("alone", self.rng.choice([into, out, into | out]), self._back())
 
     def _deposed(self) -> None:
-        """A leader is cut off from the others and goes on hearing clients; then, perhaps, all go dark."""
+        """Cut a leader off from the other nodes but not from clients; sometimes all machines lose power
+        then."""
         led = self._led(self.rng)
         if led is None:
             return
@@ -318,7 +317,8 @@ class Nemesis:
             self._do("stall", Stall(node.node, self._back()))
 
     def _sync_error(self) -> None:
-        """What a failed sync did not write shows when the power goes."""
+        """Fail a sync of the log, mostly followed by a power cut, which loses the data that was not
+        written."""
         if node := self._some():
             self._do("sync_error", DiskError(node.node, "sync", "EIO", IN_LOG, skip=self.rng.randint(0, 5)))
             if self.rng.random() < 0.7:
@@ -329,13 +329,13 @@ class Nemesis:
             self._do("write_error", DiskError(node.node, "write", "EIO", IN_LOG, skip=self.rng.randint(0, 5)))
 
     def _read_error(self) -> None:
-        """At the next start, and of what is read of the log: a sector that does not come is damage."""
+        """Make sectors of the log unreadable, which the next start finds as damage."""
         node = self._some()
         if node is not None and self._may_spoil(node.node):
             self._do("read_error", Unreadable(node.node, self.rng.randint(0, 3), self._back()))
 
     def _full(self) -> None:
-        """Some writes find no room, or somebody else's file takes all of the disk for a while."""
+        """Fail some writes for lack of disk space, or fill the disk with a foreign file for a while."""
         node = self._some()
         if node is None:
             return
@@ -348,7 +348,7 @@ class Nemesis:
             self._do("full", Full(node.node, leave, 2 * self._back()))
 
     def _flip(self) -> None:
-        """Of its log or of a checkpoint."""
+        """Flip a bit of the log or of a checkpoint."""
         node = self._some()
         if node is None or not self._may_spoil(node.node):
             return
@@ -363,7 +363,7 @@ class Nemesis:
             self._do("flip", Flip(node.node, path, byte, bit, self.rng.random() < 0.5, self._back()))
 
     def _stray(self) -> None:
-        """Of its log, into another place of it."""
+        """Copy sectors of the log to another place in the log."""
         node = self._some()
         if node is None or not self._may_spoil(node.node):
             return
@@ -398,8 +398,7 @@ class Nemesis:
             self._do("transfer", Transfer(node.node, replica.group, self.rng.choice(voters)))
 
     def _files(self) -> None:
-        """Changes of the files of groups, snapshots and pulls fail for a while: no room, or errors of the
-        disk."""
+        """Fail some disk calls on the files of groups, snapshots or pulls, with ENOSPC or EIO."""
         node = self._some()
         if node is None:
             return
@@ -416,7 +415,7 @@ class Nemesis:
         self._do("ambush", Ambush(self.rng.choice(self._jobs), after, power, self._back()))
 
     def _jump(self) -> None:
-        """One wall clock, of all, is wrong for a while."""
+        """Set the wall clock of one node wrong for a while, if all others are right."""
         node = self._some()
         if node is None or any(n.clock != WallClock() for n in self.sim.nodes.values()):
             return
@@ -435,7 +434,7 @@ def _call(member: str) -> tuple[str, str]:
 
 @contextmanager
 def bounded(limits: dict[str, int]) -> Iterator[None]:
-    """Other bounds for the code, as long as this lasts."""
+    """Replace limits of the code, by name, within the block."""
     patches = [mock.patch(place, value) for place, value in limits.items()]
     for patch in patches:
         patch.start()

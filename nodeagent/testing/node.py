@@ -1,4 +1,4 @@
-"""A whole node of a simulated cluster: the real `Host` inside a `Machine`."""
+"""A whole node of a simulated cluster: the real `Host` on a `Machine`."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ from nodeagent.testing.sim import Sim
 
 
 class SimNode(Machine):
-    """See the module."""
+    """A machine that runs a whole `Host`."""
 
     host: Host
 
@@ -90,7 +90,7 @@ class SimNode(Machine):
         return out, unreadable
 
     def _sweep(self, groups: "dict[str, tuple[_Found, bytes | None]]", owner: Owner) -> None:
-        """As a starting node does: what no checkpoint of a whole group names goes."""
+        """Delete the files that no checkpoint of an undamaged group names, as a starting node does."""
         self.later(self.upkeep_ms, self._upkeep)
         whole = {
             group: (log, payload)
@@ -113,7 +113,7 @@ class SimNode(Machine):
         self.storage.sweep(known)
 
     def saved(self, group: GroupId) -> list[FileMeta] | None:
-        """What the checkpoint of a data group on disk names; None when there is none."""
+        """Files that a data group's checkpoint on disk names; None if it has no checkpoint."""
         payload = self.storage.checkpoint(group)
         if payload is None or group == META:
             return None
@@ -134,7 +134,7 @@ class SimNode(Machine):
     # --- arrivals ----------------------------------------------------------------------------------
 
     def _standing(self, peer: NodeId) -> Standing:
-        """Of a node by the incarnation it has now; a client is heard by its certificate."""
+        """The membership status of `peer` by its current incarnation; clients are always accepted."""
         source = self.sim.nodes.get(peer)
         if source is None:
             return Standing.MEMBER
@@ -143,7 +143,7 @@ class SimNode(Machine):
         self.host.peers.levels.meet(source.incarnation, source.build.levels)
         standing = self.host.standing(peer, source.incarnation, self.now)
         is_retired = source.incarnation in self.host.cluster.meta.image.retired
-        assert not (is_retired and standing is Standing.MEMBER), f"S13: {peer} is heard again"
+        assert not (is_retired and standing is Standing.MEMBER), f"S13: {peer} was retired and is accepted"
         if standing is Standing.UNKNOWN:
             self.sim.unknown += 1
             self.wake()
@@ -162,7 +162,7 @@ class SimNode(Machine):
             self.wake()
 
     def on_older_copy(self, why: str) -> None:
-        """A peer refuses to hear this node."""
+        """Handle the refusal of a peer that knows a newer start of this node's directory."""
         self.host.on_older_copy(why, self.now)
         if not self.identity.damaged:
             self.identity = mark_damaged(self.disk, self.identity, why)
@@ -199,7 +199,8 @@ class _Found:
 
 
 def configs(names: list[NodeId], settings: ClusterSettings, seeds: int) -> list[NodeConfig]:
-    """Node configurations; the first `seeds` nodes bootstrap, the others join. Addresses are names."""
+    """Node configurations: the first `seeds` nodes bootstrap, the others join. Node names are the
+    addresses."""
     seed_list = tuple(Seed(n, n, 1) for n in names[:seeds])
     return [
         NodeConfig(

@@ -1,4 +1,4 @@
-"""One check run on many inputs in a few processes: seeds, or the cases of a table."""
+"""Run one check on many inputs in several processes: on seeds, or on the cases of a table."""
 
 import multiprocessing
 import os
@@ -15,12 +15,12 @@ _Result = TypeVar("_Result")
 def results(
     run: Callable[[_Job], _Result], jobs: Sequence[_Job], processes: int | None = None
 ) -> Iterator[_Result]:
-    """What `run` gives for each job, in their order and as soon as it is known. A failure is raised, and ends
-    the others.
+    """Yield the result of each job in their order, as soon as it is known. A failure is raised and ends the
+    other jobs.
 
     Args:
-        run: a function of a module that is no `__main__`, so that other processes find it.
-        processes: as many as there are processors when None.
+        run: a function of a module other than `__main__`, so that other processes can import it.
+        processes: number of processes; None for one per processor.
     """
     count = max(1, min(processes or os.cpu_count() or 1, len(jobs)))
     with multiprocessing.get_context("spawn").Pool(count) as pool:
@@ -30,10 +30,10 @@ def results(
 def whys(
     run: Callable[[*_Ts], object], jobs: Sequence[tuple[*_Ts]], processes: int | None = None
 ) -> Iterator[str]:
-    """Why each job failed, in their order and as soon as it is known; "" for one that passed.
+    """Yield why each job failed, "" if it passed, in their order and as soon as it is known.
 
     Args:
-        run: as in `results`; it fails by `AssertionError`.
+        run: as in `results`; raises `AssertionError` to fail.
     """
     return results(partial(_why, run), jobs, processes)
 
@@ -42,18 +42,19 @@ def _why(run: Callable[[*_Ts], object], job: tuple[*_Ts]) -> str:
     try:
         run(*job)
     except AssertionError as error:
-        return str(error) or "an assertion without words"
+        return str(error) or "an assertion failed without a message"
     return ""
 
 
-def print_evidence(evidence: Callable[[int], str]) -> None:
-    """What a command line of `FIRST [COUNT]` asks for: a line for each seed, up to the first that fails."""
+def run_command(result_line: Callable[[int], str]) -> None:
+    """Run the seeds that the command line `FIRST [COUNT]` names and print a line for each, up to the first
+    that fails."""
     first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    print_results(evidence, range(first, first + count))
+    print_results(result_line, range(first, first + count))
 
 
-def print_results(evidence: Callable[[int], str], seeds: Sequence[int]) -> None:
-    """A line for each seed, up to the first that fails."""
-    for line in results(evidence, seeds):
+def print_results(result_line: Callable[[int], str], seeds: Sequence[int]) -> None:
+    """Print a line for each seed, up to the first that fails."""
+    for line in results(result_line, seeds):
         print(line, flush=True)

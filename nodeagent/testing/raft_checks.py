@@ -1,6 +1,6 @@
-"""S1 to S7, S12 and S16 of `docs/internals/invariants.md`, after every turn of every machine.
+"""Checks of S1 to S7, S12 and S16 of `docs/internals/invariants.md`, after every turn of every machine.
 
-A turn is looked at before its effects leave, and costs what changed in it.
+A turn is checked before its effects are sent, and only what it changed is checked.
 """
 
 from bisect import bisect_left
@@ -16,17 +16,17 @@ from nodeagent.testing.machine import Machine
 from nodeagent.testing.sim import Sim
 
 UNKNOWN = -1
-"""Term of an entry that was committed before anybody looked."""
+"""Term of an entry that was committed before the checks saw it."""
 
 
 class RaftSafety:
-    """Added to `Sim.checks`."""
+    """The Raft invariants, as a check for `Sim.checks`."""
 
     def __init__(self, sim: Sim[Any], *, by_scaling: bool = False) -> None:
         """
         Args:
-            by_scaling: members are changed as `scaling.membership` has it: who leads stays a member, and who
-                gets a vote holds what is committed.
+            by_scaling: members change by the rules of `scaling.membership`: the leader stays a member, and a
+                new voter has everything committed.
         """
         self._sim = sim
         self._by_scaling = by_scaling
@@ -36,19 +36,19 @@ class RaftSafety:
         """By group and index."""
 
         self._durable: dict[tuple[NodeId, int, GroupId], tuple[int, int, int]] = {}
-        """By (node, life, group): last index and term that its Raft took for durable, and the log's base."""
+        """By (node, life, group): last index and term that its Raft considers durable, and the log's base."""
 
         self._checked: dict[tuple[NodeId, int], dict[GroupId, int]] = {}
-        """By (node, life) and group: entries up to there were compared."""
+        """By (node, life) and group: index up to which entries were compared."""
 
         self._marks: dict[NodeId, tuple[int, dict[GroupId, Any]]] = {}
-        """By node its life and, by group, `_mark` when it was looked at last. Most turns change one group."""
+        """By node: its life and, by group, `_mark` at the last check. Most turns change one group."""
 
         self.committed: dict[GroupId, list[int]] = {}
-        """By group, the term of each committed entry; item 0 stands for the beginning."""
+        """By group: the term of each committed entry; item 0 is for the empty log."""
 
         self._committed_in: dict[GroupId, list[int]] = {}
-        """By group, the term in which each of them was committed; it never falls."""
+        """By group: the term in which each entry was committed; never decreases."""
 
         self._votes: dict[tuple[str, GroupId, int], NodeId] = {}
         self._promised: dict[tuple[str, GroupId], int] = {}
@@ -58,17 +58,17 @@ class RaftSafety:
         """By node and group: the last term in which it acknowledged entries, and up to which index."""
 
         self._configs: dict[tuple[GroupId, int], int] = {}
-        """By group and term: where the newest config of its leader stands."""
+        """By group and term: index of its leader's newest config."""
 
         self._digests: dict[tuple[GroupId, int], int] = {}
         self._forced: set[GroupId] = set()
-        """An operator gave up their majority, so that their members changed by more than one."""
+        """Groups whose recovery an operator forced, so that more than one member changed at once."""
 
         self._outside: set[tuple[NodeId, GroupId]] = set()
-        """Given up, so that nobody else goes by what they hold."""
+        """Replicas that a forced recovery excluded; their logs no longer count."""
 
     def fork(self, sim: Sim[Any]) -> "RaftSafety":
-        """A copy that goes on by itself, with the nodes of `sim`."""
+        """An independent copy, for the nodes of `sim`."""
         made = RaftSafety(sim, by_scaling=self._by_scaling)
         made._leaders, made._applied = dict(self._leaders), dict(self._applied)
         made._durable = dict(self._durable)
@@ -82,7 +82,7 @@ class RaftSafety:
         return made
 
     def seen(self) -> list[Any]:
-        """Everything it goes by, where no disk loses anything."""
+        """Its whole state, for worlds in which no disk loses data."""
         by_key = (
             self._leaders,
             self._applied,
@@ -99,7 +99,7 @@ class RaftSafety:
         ]
 
     def config_of(self, group: GroupId) -> Config:
-        """As a leader has it that knows all that was committed; nobody's when none that lives does."""
+        """Config of a leader that knows all committed entries; an empty one if no living leader does."""
         known = len(self.committed.get(group, ())) - 1
         found = (r for n in self._sim.nodes.values() if n.alive and (r := n.replica(group)) and r.leads)
         return next((r.raft.log.config for r in found if r.raft.commit >= known), Config())
@@ -122,7 +122,7 @@ class RaftSafety:
             self._is_config_held(node, replica)
             promised = self._promised.get((node.incarnation, replica.group), 0)
             assert replica.raft.term >= promised or node.lossy, (
-                f"S5: {node.node} is in term {replica.raft.term} of {replica.group}; it promised {promised}"
+                f"S5: {node.node} is in term {replica.raft.term} of {replica.group}, it promised {promised}"
             )
             if replica.leads:
                 self._leads(node, replica)
@@ -132,19 +132,19 @@ class RaftSafety:
                 self._same_entries(node, replica, checked)
 
     def _marks_of(self, node: Machine) -> dict[GroupId, Any]:
-        """Of its life: those before are over, and nothing of them is kept."""
+        """Marks of the node's current life; those of earlier lives are dropped."""
         life, marks = self._marks.get(node.node, (-1, {}))
         if life != node.life:
             self._marks[node.node] = node.life, (marks := {})
         return marks
 
-    # --- what is held ------------------------------------------------------------------------------
+    # --- what is durable ---------------------------------------------------------------------------
 
     def _is_durable(self, node: Machine, replica: Replica) -> None:
         log, index = replica.raft.log, replica.raft.durability.index
         key = (node.node, node.life, replica.group)
         assert index <= log.last_index, (
-            f"S7: {node.node} takes {replica.group}/{index} for durable, beyond its end"
+            f"S7: {node.node} considers {replica.group}/{index} durable, beyond the end of its log"
         )
         term = log.term(index)
         if term is None or index <= log.base.index:
@@ -160,16 +160,16 @@ class RaftSafety:
             )
             held = node.durable.holds(replica.group, index, term)
             assert held, (
-                f"S7: {node.node} takes {replica.group}/{index} for durable, its disk does not hold it"
+                f"S7: {node.node} considers {replica.group}/{index} durable, but it is not on its disk"
             )
 
     def _is_config_held(self, node: Machine, replica: Replica) -> None:
-        """The config that counts is the base's, or stands in the log."""
+        """The active config is the base's, or an entry of the log."""
         log = replica.raft.log
         index = log.config_index
         if index != log.base.index:
             held = index <= log.last_index and log.slice(index, index, 0)[0].kind == EntryKind.CONFIG
-            assert held, f"S12: {node.node} goes by a config of {replica.group}/{index}, which is not there"
+            assert held, f"S12: {node.node} uses the config {replica.group}/{index}, which is not in its log"
 
     # --- what is sent ------------------------------------------------------------------------------
 
@@ -199,14 +199,14 @@ class RaftSafety:
             self._marks_of(node).pop(group, None)
 
     def _vote(self, node: Machine, group: GroupId, term: int, candidate: NodeId) -> None:
-        """What left the node counts: a vote that a power cut took back was never given."""
+        """Check a vote that leaves the node; a vote lost to a power cut before that was never given."""
         key = (node.incarnation, group, term)
         self._note_term(node, group, term)
         first = self._votes.setdefault(key, candidate)
         assert first == candidate, f"S5: {node.node} voted for {first} and {candidate} in {key}"
         hard = node.durable.hard(group)
         kept = hard.term > term or (hard.term == term and hard.vote == candidate)
-        assert kept, f"S7: {node.node} votes for {candidate} in {key}, on its disk is {hard}"
+        assert kept, f"S7: {node.node} votes for {candidate} in {key}, but its disk has {hard}"
 
     # --- who leads, and what is committed ----------------------------------------------------------
 
@@ -229,19 +229,21 @@ class RaftSafety:
                 self._one_step(node, replica)
 
     def _holds_all(self, node: Machine, replica: Replica) -> None:
-        """What was committed in earlier terms. One that hears late that it won may be followed already."""
+        """A new leader has all entries committed in earlier terms. A late winner may have successors
+        already."""
         log = replica.raft.log
         terms = self.committed.get(replica.group, [])
         count = bisect_left(self._committed_in.get(replica.group, []), replica.raft.term)
         assert log.last_index >= count - 1, (
-            f"S3: {node.node} leads {replica.group} and ends at {log.last_index}, committed {count - 1}"
+            f"S3: {node.node} leads {replica.group}, its log ends at {log.last_index}, committed: {count - 1}"
         )
         for index in range(log.first_index, count):
             same = log.term(index) == terms[index] or terms[index] == UNKNOWN
             assert same, f"S3: {node.node} leads {replica.group} without {index} of term {terms[index]}"
 
     def _one_step(self, node: Machine, replica: Replica) -> None:
-        """The newest config is one step from the one before; an entry of the term was committed first."""
+        """The newest config is one step from the previous one, and an entry of the term was committed
+        first."""
         raft = replica.raft
         index, base = raft.log.config_index, raft.log.base.index
         if index - 1 < base or replica.group in self._forced:
@@ -258,7 +260,7 @@ class RaftSafety:
                 assert raft.caught_up(voter), f"S12: {voter} votes in {replica.group} before it caught up"
 
     def _commits(self, node: Machine, replica: Replica) -> None:
-        """Somebody is the first to take these for committed: a quorum must hold the last of them for good."""
+        """A node is the first to commit these entries: the last of them must be durable on a quorum."""
         raft, group = replica.raft, replica.group
         log = raft.log
         terms = self.committed.setdefault(group, [0])
@@ -272,14 +274,14 @@ class RaftSafety:
             return
         nodes = self._sim.nodes
         held = {n for n in nodes if nodes[n].durable.holds(group, index, term)}
-        # Who held it when it said so, and lost it on its way: the leader cannot know.
+        # Nodes that lost it after they acknowledged it: the leader cannot know.
         held |= {n for n in nodes if nodes[n].lossy and self._has_acknowledged(n, group, raft.term, index)}
         configs = [log.config]
-        if index < log.config_index:  # one that was appended in the same turn came after
+        if index < log.config_index:  # a config appended in the same turn came later
             configs.append(log.config_at(max(log.config_index - 1, log.base.index)))
         assert any(len(held.intersection(c.voters)) >= c.quorum for c in configs), (
-            f"S6: {node.node} takes {group}/{index} of term {term} for committed; of {log.config.voters} "
-            f"only {sorted(held)} hold it"
+            f"S6: {node.node} considers {group}/{index} of term {term} committed; of {log.config.voters} "
+            f"only {sorted(held)} have it"
         )
 
     def _has_acknowledged(self, node: NodeId, group: GroupId, term: int, index: int) -> bool:
@@ -290,7 +292,7 @@ class RaftSafety:
 
     def _same_entries(self, node: Machine, replica: Replica, checked: dict[GroupId, int]) -> None:
         if replica.rebasing:
-            return  # the state is already that of a snapshot, the log still what it replaces
+            return  # the state is already the snapshot's, the log still the old one
         group, log = replica.group, replica.raft.log
         last = min(replica.seen, log.last_index)
         first = max(checked.get(group, 0) + 1, log.first_index)
@@ -298,18 +300,19 @@ class RaftSafety:
         if first <= last:
             term = log.term(last)
             held = term is None or node.durable.holds(group, last, term)
-            assert held, f"S7: {node.node} applied {group}/{last} before it is durable there"
+            assert held, f"S7: {node.node} applied {group}/{last} before its own disk has it"
             for index, entry in enumerate(log.slice(first, last, 1 << 60), first):
                 known = self._applied.setdefault((group, index), entry)
                 same = known is entry or (known.term == entry.term and known.data == entry.data)
-                assert same, f"S4: {node.node} applied {entry} at {group}/{index}, others {known}"
+                assert same, f"S4: {node.node} applied {entry} at {group}/{index}, other nodes {known}"
         digest = getattr(getattr(replica, "state", None), "digest", None)
         if digest is not None:
             known_digest = self._digests.setdefault((group, replica.seen), digest)
-            assert known_digest == digest, f"S16: {node.node} has another state of {group}/{replica.seen}"
+            assert known_digest == digest, f"S16: {node.node} has a different state at {group}/{replica.seen}"
 
     def forget(self, group: GroupId, log: RaftLog, lost: list[NodeId]) -> dict[int, Entry]:
-        """The group goes on with `log`, without the nodes `lost`: what was applied that it does not hold."""
+        """Continue the group with `log` and without the nodes `lost`; returns the applied entries not in
+        `log`."""
         self._marks.clear()
         self._outside.update((node, group) for node in lost)
         self._forced.add(group)
@@ -325,7 +328,7 @@ class RaftSafety:
 
 
 def _mark(replica: Replica) -> tuple[object, ...]:
-    """Everything of a replica that a check goes by, and that only this node changes."""
+    """Everything of a replica that the checks depend on and that only its node changes."""
     raft = replica.raft
     log, durable = raft.log, raft.durability.index
     return (

@@ -1,10 +1,10 @@
-"""Ten operations drawn by a seed, one after the other, under writers and readers; then nothing may be left.
+"""Ten operations drawn by a seed, one after the other, while clients write and read.
 
-`python -m nodeagent.testing.random_ops [FIRST [LAST]]` prints one line per seed and a total, and ends with 1
-when a seed failed. Nodes come (also again, under a name that had been used), go, are replaced, die for good,
-lose power and are restarted; slots move; operations are cancelled, paused and harassed on their way. At the
-end every operation has ended, replicas are equal, every acknowledged row is read back, and each disk holds
-what its manifests name and nothing else; and once more after a power cut of the whole place.
+`python -m nodeagent.testing.random_ops [FIRST [LAST]]` prints one line per seed and a total, and exits with 1
+if a seed failed. Nodes join (also under a name used before), leave, are replaced, are permanently lost, lose
+power and restart; slots move; operations are cancelled, paused and disturbed. At the end every operation has
+ended, replicas are equal, every acknowledged row can be read, and each disk contains exactly what its
+manifests name. All of this must hold again after a power cut of the whole cluster.
 """
 
 import sys
@@ -26,7 +26,7 @@ from nodeagent.testing.workload import PLAIN_HABITS, Habits
 
 OPERATIONS = 10
 GRAVE_MS = 3_000
-"""Longer than the latest duplicate of a message: what was sent to a machine never reaches its successor."""
+"""Longer than the latest duplicate of a message, so that no message to a machine reaches its successor."""
 
 ENDED = ("DONE", "CANCELLED")
 
@@ -61,23 +61,24 @@ class RandomOps(Scenario):
         self.replicas = replicas
         self.nodes_max = nodes + 2
         self.wanted = operations
-        """So many are drawn."""
+        """Number of operations to draw."""
 
         self.grave_ms = GRAVE_MS
 
         self.leftovers: tuple[str, ...] = ()
-        """Kinds of files beside those of manifests that disks may keep in the end."""
+        """Kinds of files outside the manifests that may be left on disks at the end."""
 
         self.steps: list[str] = []
         """Each operation that began, by its name in `choices`."""
 
         self.done: list[str] = []
-        """Each operation that ended, and what came of it."""
+        """Each operation that ended, and its result."""
 
     # --- machines ----------------------------------------------------------------------------------
 
     def newcomer(self) -> str:
-        """A machine that is no member, running: new, cancelled before, or a new one under an old name."""
+        """The name of a running machine that is not a member: a new one, one whose join was cancelled, or a
+        new machine under an old name."""
         members = self._names()
         name = self.sim.rng.choice(sorted(set(self.sim.nodes) - set(members)))
         node = self.sim.nodes[name]
@@ -91,7 +92,7 @@ class RandomOps(Scenario):
         return name
 
     def retire(self, name: str) -> None:
-        """What an operator does with a machine that left."""
+        """Shut down a machine that left, as an operator does."""
         node = self.sim.nodes[name]
         if node.alive:
             node.stop(power=False)
@@ -107,7 +108,7 @@ class RandomOps(Scenario):
     # --- operations --------------------------------------------------------------------------------
 
     def steered(self, begin: Callable[[], str], *, may_cancel: bool = True) -> bool:
-        """Begin it and disturb it in one of several ways; whether it was done and not cancelled."""
+        """Begin an operation and disturb it; returns whether it was done rather than cancelled."""
         rng = self.sim.rng
         operation = begin()
         match rng.choice(["", "harass", "harass", "pause", "cancel"] if may_cancel else ["", "pause"]):
@@ -119,7 +120,7 @@ class RandomOps(Scenario):
                 self.sim.pause(rng.randint(0, 3_000))
                 if may_cancel and rng.random() < 0.5:
                     self.request(q.Steer(operation, "cancel", "sim"), OperationReply)
-                self.sim.pause(self.grave_ms)  # or a pause that is delivered once more outlives the resume
+                self.sim.pause(self.grave_ms)  # else a duplicate of the pause may arrive after the resume
                 self.request(q.Steer(operation, "resume", "sim"), OperationReply)
                 return self.finish(operation, cancelled=may_cancel)
             case "cancel":
@@ -144,18 +145,18 @@ class RandomOps(Scenario):
         victim = self.sim.rng.choice(self._names())
         self._all_up()
         self.die(victim)
-        return self._buried(victim, lambda: self.change("remove-node", victim, Options(dead=True)))
+        return self._fenced(victim, lambda: self.change("remove-node", victim, Options(dead=True)))
 
     def replace_dead(self) -> bool:
         victim, new = self.sim.rng.choice(self._names()), self.newcomer()
         self._all_up()
         self.die(victim)
-        return self._buried(
+        return self._fenced(
             victim, lambda: self.change("replace-node", new, Options(dead=True), replaces=victim)
         )
 
-    def _buried(self, victim: str, begin: Callable[[], str]) -> bool:
-        """It is dead whatever is cancelled: begun again until it is done."""
+    def _fenced(self, victim: str, begin: Callable[[], str]) -> bool:
+        """Begin the change again until it is done: a cancel does not bring the dead node back."""
         if self.sim.rng.random() < 0.3:
             if self.maybe_cancel(begin()):
                 return self._left(victim, True)
@@ -176,7 +177,7 @@ class RandomOps(Scenario):
         return True
 
     def restart_one(self) -> bool:
-        """As a service manager does: what it leads is handed over, it ends, it is started again."""
+        """Restart a node as a service manager does: it transfers its leaderships, ends, and starts again."""
         node = self.sim.nodes[self.sim.rng.choice(self._names())]
         began = self.sim.now
         while node.alive and node.host.hand_over(self.sim.now) and self.sim.now - began < 2_000:
@@ -187,28 +188,29 @@ class RandomOps(Scenario):
         return True
 
     def _all_up(self, spoiled: SimNode | None = None) -> None:
-        """All that did not die; one that is spoiled may stay down once it said why."""
+        """Wait until all nodes that are not dead run; a spoiled node may stay down if it reports why."""
         self.heal()
         self.until(
             lambda: all(
                 n.alive or (n is spoiled and n.damaged) for n in self._members() if n not in self.dead
             ),
-            "all are up",
+            "all nodes are up",
         )
 
     def disturb(self) -> None:
-        """What the next operation begins in."""
+        """Set the conditions under which the next operation begins."""
         self.sim.faults.duplicate = 0.05
         self.sim.faults.sync_ms = self.sim.rng.choice([(1, 3), (1, 60)])
         self.sim.faults.job_ms = self.sim.rng.choice([(1, 10), (1, 10), (1, 200), (50, 900)])
 
     @property
     def survives(self) -> bool:
-        """Without one of two members a group has no quorum, and without the only one no rows."""
+        """Whether groups survive the loss of a member: two members lose their quorum, a single one its
+        rows."""
         return self.replicas > 2
 
     def choices(self) -> list[Callable[[], bool]]:
-        """What the cluster as it is allows, as often as it is to be drawn."""
+        """The operations that are possible now, each as often as its weight."""
         count = len(self._names())
         choices = [self.replace_one, *([self.replace_dead] if self.survives else []), self.rebalance_some]
         choices += [self.kill_one, self.restart_one]
@@ -236,16 +238,16 @@ class RandomOps(Scenario):
         for _ in range(self.wanted):
             self.disturb()
             self.operate()
-            # Who starts again knows of its end a moment later.
-            self.until(lambda: self.newest().operations.open() is None, f"{self.done[-1]} is over")
+            # A node that restarts learns of the end a moment later.
+            self.until(lambda: self.newest().operations.open() is None, f"{self.done[-1]} has ended")
         self._all_up()
         self.quiet()
         self.check()
         members = self._members()
         for node in members:
             self.kill(node.node, self.sim.rng.randint(50, 500), power=True)
-        self.until(lambda: all(n.alive for n in members), "all are up again")
-        self.until(self._at_rest, "every replica is as it was")
+        self.until(lambda: all(n.alive for n in members), "all nodes are up again")
+        self.until(self._at_rest, "every replica has the state of before the power cut")
         self.until(lambda: not any(self._staged(n) for n in self._members()), "staging is empty")
         self.sim.pause(2_000)
         self.check()
@@ -261,11 +263,11 @@ class RandomOps(Scenario):
 
     @property
     def so_far(self) -> str:
-        """For the report of a failure."""
+        """Summary for the report of a failure."""
         return f"done: {self.done}, then {self.operations[-1:]}"
 
     def check(self) -> None:
-        """All of it, when nobody has read from a snapshot for as long as they are kept."""
+        """Check everything, after all snapshots have expired."""
         self.sim.pause(CLEAN_MS)
         check_converged(self.sim)
         check_clean(self.sim, self.leftovers)

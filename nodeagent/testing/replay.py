@@ -1,4 +1,4 @@
-"""What is said of a seed: how it is run again when it failed, its evidence and its speed when it passed."""
+"""Report on a seed: the command that repeats it if it failed; its results and speed if it passed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +10,11 @@ import msgspec
 from nodeagent.testing.sim import Sim
 
 LINES = 80
-"""Of what happened last."""
+"""Number of last events in the report of a failure."""
 
 
 class Counted(Protocol):
-    """A report of a run."""
+    """The report of a run."""
 
     events: int
 
@@ -24,19 +24,19 @@ R = TypeVar("R", bound=Counted)
 
 @contextmanager
 def replayable(
-    seed: int, command: str, sim: Sim[Any], told: Callable[[], object] = lambda: ""
+    seed: int, command: str, sim: Sim[Any], details: Callable[[], object] = lambda: ""
 ) -> Iterator[None]:
-    """Make a failure within an `AssertionError` with the command that runs the seed again, what `told` gives
-    then, and what happened last."""
+    """Turn a failure within the block into an `AssertionError` with the command that repeats the seed, the
+    result of `details`, and the last events."""
     try:
         yield
     except Exception as error:
-        parts = [f"seed {seed}: {error!r}", f"replay: python -m {command}", str(told()), *sim.log[-LINES:]]
+        parts = [f"seed {seed}: {error!r}", f"replay: python -m {command}", str(details()), *sim.log[-LINES:]]
         raise AssertionError("\n".join(filter(None, parts))) from error
 
 
 def timed(run: Callable[[int], R], seed: int) -> str:
-    """The report of a run as a line, and how fast it was."""
+    """Run a seed; returns its report, its duration and its speed as one line."""
     began = time.monotonic()
     report = run(seed)
     took = time.monotonic() - began

@@ -1,5 +1,5 @@
-"""Files of replicas that turn over, and an operator who mends them as `iotctl verify --repair` does: compare
-what every member has, and give those that differ what a majority holds.
+"""Corrupt files of replicas, and repair them as `iotctl verify --repair` does: compare the files of all
+members, and send the majority's version to the members that differ.
 """
 
 import random
@@ -24,15 +24,15 @@ from nodeagent.storage import layout
 from nodeagent.testing.node import SimNode
 
 Ask = Callable[[NodeId, Request], Reply]
-"""Waits for the answer, an error if none comes."""
+"""Sends a request and waits for the reply; returns an error if none arrives."""
 
 MAGIC_BYTES = 6
-"""At the end of an Arrow file. Nothing in the file tells when another bit is wrong: only its hash does, and
-no read computes that."""
+"""Length of the magic bytes at the end of an Arrow file. A flipped bit elsewhere is detected only by the
+file's hash, which reads do not compute."""
 
 
 def spoil(node: SimNode, rng: random.Random) -> FileMeta | None:
-    """Make one file of the node's replicas unreadable; None if it has none."""
+    """Make one file of the node's replicas unreadable and return it; None if there are no files."""
     found = [
         (path, f)
         for group, replica in sorted(node.host.replicas.data.items())
@@ -47,11 +47,11 @@ def spoil(node: SimNode, rng: random.Random) -> FileMeta | None:
 
 
 class Member:
-    """What one member said of its files."""
+    """The files that one member reported."""
 
     def __init__(self, manifest: ManifestReply, checked: FilesChecked) -> None:
         self.wanted = {f.name for f in manifest.files} | {d.output for d in manifest.damaged if d.output}
-        """Files that it should have, what it is to make of damaged ones too."""
+        """Files that it must have, including the replacements of damaged files."""
 
         found = dict(checked.found)
         self.whole = {f.name: f for f in checked.files if found.get(f.name) == f.xxh3}
@@ -64,8 +64,8 @@ class Operator:
         self._ask = ask
         self.repaired = 0
 
-    def mend(self, group: GroupId, members: tuple[NodeId, ...]) -> bool:
-        """Once; whether every member answered, and had every file whole and what it owes."""
+    def repair(self, group: GroupId, members: tuple[NodeId, ...]) -> bool:
+        """Verify and repair once; returns whether every member answered and had every file undamaged."""
         found: dict[NodeId, Member] = {}
         for node in members:
             manifest = self._ask(node, GetManifest(group))
@@ -79,10 +79,10 @@ class Operator:
                 is_whole = False
                 wanted, holders = _majority(found, name)
                 if wanted is not None:
-                    self._cure(group, node, wanted, holders)
+                    self._replace(group, node, wanted, holders)
         return is_whole
 
-    def _cure(self, group: GroupId, node: NodeId, wanted: FileMeta, holders: list[NodeId]) -> None:
+    def _replace(self, group: GroupId, node: NodeId, wanted: FileMeta, holders: list[NodeId]) -> None:
         for holder in holders:
             offer = self._ask(holder, ExportFiles(group, (), (wanted.name,)))
             if not isinstance(offer, SourceOpened):

@@ -1,9 +1,9 @@
-"""One seeded run of everything: bootstrap, writers and readers, an add and a remove under faults.
+"""One seeded run of a whole cluster: bootstrap, writers and readers, an add and a remove under faults.
 
-Every third seed also moves slots between the groups at the end. Which seeds do is no matter of chance, so
-that the others are the runs they always were.
+Every third seed also moves slots between the groups at the end. This is not drawn, so that the runs of the
+other seeds stay the same.
 
-`python -m nodeagent.testing.scenario FIRST [COUNT]` prints one line of evidence per seed.
+`python -m nodeagent.testing.scenario FIRST [COUNT]` prints one line per seed.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from nodeagent.partition.recovery import heir_of
 from nodeagent.scaling.groups import op_number
 from nodeagent.testing.checks import Changes, Tables, check_converged
 from nodeagent.testing.node import SimNode, configs
-from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.parallel import run_command
 from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.sim import CLIENT, Sim
@@ -44,13 +44,13 @@ from nodeagent.testing.workload import (
 
 LIMIT_MS = 120_000
 SILENT_MS = 6_000
-"""After so long everybody knows that a node is silent."""
+"""Time after which all nodes know that a node is silent."""
 
 PLAIN = Options()
 
 
 class Report(msgspec.Struct):
-    """Evidence of one run."""
+    """Results of one run."""
 
     seed: int
     trace: int
@@ -62,15 +62,15 @@ class Report(msgspec.Struct):
     operations: list[str]
     longest_write_ms: int
     compactions: int
-    """Files made of files, on all members."""
+    """Compactions on all members."""
 
     expired: int
-    """Rows that were found gone by their TTL."""
+    """Rows observed to have expired by their TTL."""
 
 
 class Scenario:
     rest_ms = LIMIT_MS
-    """For all files to be made and merged at the end."""
+    """Time limit for flushing and merging all files at the end."""
 
     def __init__(
         self,
@@ -104,27 +104,27 @@ class Scenario:
         self.widener = Widener(self.sim, self.view, self.history, self.storage_groups, habits.fields)
         self.kills = 0
         self.kills_at: list[tuple[str, str]] = []
-        """(who was killed, the stage of the newest operation then)"""
+        """(killed node, stage of the newest operation at that time)"""
 
         self.operation = ""
         self.begun_after = 0
-        """Index of the meta group when the newest change was asked for: a change has a greater number."""
+        """Index of the meta group when the newest change was requested; the change has a greater number."""
 
         self.dead: list[SimNode] = []
-        """They died for good."""
+        """Nodes that are permanently lost."""
 
         self.operations: list[str] = []
         self.lock = 0
-        """Serial of the cluster's lock, under which changes are begun; 0 for none."""
+        """Serial of the cluster lock under which changes begin; 0 for none."""
 
         self.safety = RaftSafety(self.sim, by_scaling=True)
         self._stages: set[tuple[str, str]] = set()
-        """(operation, stage) that some node has been in."""
+        """Each (operation, stage) that some node has reached."""
 
         self.sim.checks += [self.safety, Tables(), Changes(self.safety), self._note_stage]
 
     def machine(self, config: NodeConfig) -> SimNode:
-        """A new one, which does not run yet."""
+        """A new machine, which does not run yet."""
         return SimNode(self.sim, config)
 
     # --- steps -------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Scenario:
         self.until(lambda: self._ask_meta() is not None, "the cluster forms")
 
     def begin(self, *, reads: bool = True) -> None:
-        """A formed cluster that is written, and read, from now on."""
+        """Form the cluster and start the writers and, with `reads`, the reader."""
         self.form()
         self.schemas()
         for writer in self.writers:
@@ -157,7 +157,8 @@ class Scenario:
         return self.view.meta
 
     def request(self, request: q.Request, accept: type[Reply]) -> Reply:
-        """An operator's request to the meta leader, repeated until it is accepted."""
+        """Send an operator's request to the meta leader until it is accepted or decided; returns the
+        reply."""
         got: list[Reply] = []
         refusals: list[ErrorReply] = []
         target = [self.sim.rng.choice(self.view.nodes)]
@@ -177,10 +178,10 @@ class Scenario:
                 got.append(reply)
                 return
             begun = self.begun_as(request) if isinstance(request, q.BeginChange) else ""
-            if begun:  # an answer was lost, and what was asked for may even be over
+            if begun:  # a reply was lost, and the change may even have ended
                 got.append(ErrorReply("busy", "it was begun before", details={"operation": begun}))
                 return
-            if isinstance(request, q.DropLock) and reply.code == "not_found":  # an answer was lost
+            if isinstance(request, q.DropLock) and reply.code == "not_found":  # a reply was lost
                 got.append(reply)
                 return
             refusals.append(reply)
@@ -197,7 +198,7 @@ class Scenario:
         return got[0]
 
     def begun_as(self, request: q.BeginChange) -> str:
-        """The name of the change that it began; "" when no node that lives knows of one."""
+        """The name of the change that `request` began; "" if no living node knows it."""
         records = [
             op for n in self.sim.nodes.values() if n.alive for op in n.host.cluster.meta.image.operations
         ]
@@ -214,8 +215,8 @@ class Scenario:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Changes are begun under the cluster's lock, as iotctl does: a request that the network delivers
-        once more, when the change it began was cancelled, begins no other.
+        """Hold the cluster lock while a change begins, as iotctl does: a duplicate of the request that
+        arrives after the change was cancelled must not begin another.
         """
         taken = self.request(q.TakeLock("sim", "a change", "sim", LIMIT_MS), q.LockReply)
         assert isinstance(taken, q.LockReply)
@@ -247,7 +248,7 @@ class Scenario:
         )
 
     def move_slots(self, *wanted: int) -> str:
-        """A rebalance of random slots, and of these; most groups both give and take."""
+        """Begin a rebalance of `wanted` and random slots; most groups both lose and gain slots."""
         return self._begin(self.moves_of(*wanted))
 
     def moves_of(self, *wanted: int) -> q.BeginChange:
@@ -272,13 +273,13 @@ class Scenario:
         return self.begun(name, begin)
 
     def asked(self, begin: q.BeginChange) -> q.BeginChange:
-        """It is asked for from now on, under the lock."""
+        """Note that the change is requested from now on; returns the request with the lock."""
         self.history.change_began = self.sim.now
         self.begun_after = self.newest().applied
         return msgspec.structs.replace(begin, lock=self.lock)
 
     def begun(self, name: str, begin: q.BeginChange) -> str:
-        """It has this name, which is returned when a node knows it."""
+        """Note the name of the change; returns it as soon as a node knows the change."""
         self.operations.append(f"{begin.kind} {begin.node}".rstrip())
         self.operation = name
         self.until(lambda: self.record(name) is not None, f"{name} is known")
@@ -288,7 +289,7 @@ class Scenario:
         return name
 
     def _note_stage(self, node: SimNode, effects: Effects) -> None:
-        """Count each stage that an operation is in, for `coverage`."""
+        """Count each stage that an operation reaches, for `coverage`."""
         operations = node.host.cluster.meta.image.operations
         op = operations[-1] if operations else None
         if op is not None and (op.id, op.stage) not in self._stages:
@@ -300,7 +301,7 @@ class Scenario:
         return found.stage.value if found is not None else ""
 
     def record(self, operation: str) -> Operation | None:
-        """As the node that is furthest has it."""
+        """The operation as the most advanced node has it."""
         found = [
             (n.host.cluster.meta.applied, op)
             for n in self.sim.nodes.values()
@@ -309,7 +310,7 @@ class Scenario:
         return max(found, key=lambda f: f[0])[1] if found else None
 
     def hold(self, *points: str) -> None:
-        """Every node, also one that starts later, stops operations there."""
+        """Hold operations at these points, on all nodes, including those that start later."""
         for node in self.sim.nodes.values():
             node.holds = points
             if node.alive:
@@ -325,17 +326,17 @@ class Scenario:
             self.sim.at(back_after_ms, lambda: None if victim.alive else victim.start())
 
     def die(self, *nodes: str) -> None:
-        """They go for good, at once; then a while in which everybody learns that they are silent."""
+        """Take `nodes` down permanently, and wait until all nodes know that they are silent."""
         for node in nodes:
             self.sim.nodes[node].stop(power=True)
             self.dead.append(self.sim.nodes[node])
         self.sim.pause(SILENT_MS)
 
     def recover(self, *nodes: str) -> int:
-        """Give up `nodes`, which died, and the majorities that died with them.
+        """Force the recovery of all groups that lost their majority with the dead `nodes`.
 
-        The history forgets what they alone had applied, and nothing else, so that everything that is held by
-        a node that lives must still be there. Returns how many acknowledged writes were lost.
+        The history forgets only what no living node has, so that everything on a living node must survive.
+        Returns the number of acknowledged writes that were lost.
         """
         meta = self.newest()
         heirs = []
@@ -349,7 +350,7 @@ class Scenario:
         return gone
 
     def _lost(self, group: str, head: SimNode, dead: list[str]) -> set[tuple[str, int, int]]:
-        """Writes of `group` that were applied by some of `dead` and that `head` does not hold."""
+        """Writes of `group` that some of `dead` applied and that `head` does not have."""
         replica = head.host.replicas.data[group]
         log = replica.raft.log
         lost: set[tuple[str, int, int]] = set()
@@ -369,12 +370,12 @@ class Scenario:
         return set()
 
     def recovered(self) -> bool:
-        """Whether every group that was given up is led again, as everybody who lives knows."""
+        """Whether all living nodes know that every forced recovery is completed."""
         alive = [n.host.cluster.meta for n in self.sim.nodes.values() if n.alive]
         return not any(g.recovery for m in alive for g in m.image.groups.values())
 
     def harass(self, names: list[str], operation: str) -> None:
-        """Kill one node after the other, at random moments, while the operation is open."""
+        """Kill one node after the other at random times while the operation is open."""
         rng = self.sim.rng
         for _ in range(rng.randint(1, 4)):
             self.sim.pause(rng.randint(10, 1500))
@@ -394,13 +395,13 @@ class Scenario:
             if rng.random() < 0.3:
                 self.sim.nodes[rng.choice(names)].cut_power_soon()
             if rng.random() < 0.2:
-                for name in names:  # the whole place goes dark
+                for name in names:  # the whole cluster loses power
                     self.kill(name, rng.randint(50, 3000), power=True)
             if all(self.sim.nodes[n].alive for n in names):
                 self.kill(rng.choice(names), rng.randint(50, 4000), power=rng.random() < 0.6)
 
     def cut(self, names: list[str]) -> None:
-        """One node hears nothing, or is not heard, or both, for a while; or one link fails one way."""
+        """Cut one link in one direction, or all links to a node, from it, or both, for a while."""
         rng = self.sim.rng
         node, other = rng.sample(names, 2)
         kind = rng.randrange(4)
@@ -410,18 +411,19 @@ class Scenario:
         self.sim.at(rng.randint(300, 5000), lambda: self.sim.faults.cut.difference_update(pairs))
 
     def heal(self) -> None:
-        """No more faults from here on."""
+        """End all faults."""
         self.sim.faults.heal()
 
     def finish(self, operation: str, *, cancelled: bool = False) -> bool:
-        """Wait for its end; whether it was done and not cancelled."""
+        """End all faults and wait for the end of the operation; returns whether it was done rather than
+        cancelled."""
         self.heal()
         ends = ("DONE", "CANCELLED") if cancelled else ("DONE",)
         self.until(
             lambda: (
                 self.stage(operation) in ends and all(n.alive for n in self._members() if n not in self.dead)
             ),
-            f"{operation} is over",
+            f"{operation} has ended",
         )
         done = self.stage(operation) == "DONE"
         if not done:
@@ -429,7 +431,8 @@ class Scenario:
         return done
 
     def maybe_cancel(self, operation: str) -> bool:
-        """Cancel at a random moment, which may be too late; whether the change came about all the same."""
+        """Cancel at a random time, which may be too late; returns whether the change was done
+        nevertheless."""
         rng = self.sim.rng
         self.sim.pause(rng.randint(0, 400))
         if rng.random() < 0.3:
@@ -442,7 +445,7 @@ class Scenario:
         self.finish(self.change("add-node", newcomer))
 
     def add(self, newcomer: str) -> None:
-        """Add a node, often after an attempt that is cancelled."""
+        """Add a node, often after a cancelled attempt."""
         self.sim.nodes[newcomer].start()
         self.sim.pause(self.sim.rng.randint(0, 700))
         for _ in range(self.sim.rng.choice([0, 1, 1, 2])):
@@ -476,16 +479,16 @@ class Scenario:
         return [self.sim.nodes[n] for n in self.newest().image.nodes]
 
     def newest(self) -> MetaState:
-        """As the living node that is furthest has it."""
+        """The meta state of the most advanced living node."""
         return max((n.host.cluster.meta for n in self.sim.nodes.values() if n.alive), key=lambda m: m.applied)
 
     def quiet(self) -> None:
-        """Stop the writers, close what is open, and wait until all replicas stand still."""
+        """Stop the clients and wait until all replicas are at rest."""
         for writer in self.writers:
             writer.stopping = True
         self.reader.stopping = self.widener.stopping = True
         self.until(lambda: all(w.idle for w in self.writers), "every write is acknowledged")
-        self.until(self._at_rest, "every replica has made its files", self.rest_ms)
+        self.until(self._at_rest, "every replica has flushed and merged its files", self.rest_ms)
         self.until(lambda: not any(self._staged(n) for n in self._members()), "staging is empty")
         self.until(lambda: not any(n.unanswered for n in self._members()), "every request is answered")
         self.sim.pause(2_000)
@@ -549,15 +552,15 @@ class Scenario:
 
 
 def run(seed: int) -> Report:
-    """One whole run."""
+    """Run a seed."""
     scenario = Scenario(seed)
     with replayable(seed, f"nodeagent.testing.scenario {seed}", scenario.sim):
         return scenario.run()
 
 
-def evidence(seed: int) -> str:
+def result_line(seed: int) -> str:
     return timed(run, seed)
 
 
 if __name__ == "__main__":
-    print_evidence(evidence)
+    run_command(result_line)

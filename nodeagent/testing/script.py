@@ -1,10 +1,10 @@
 """A run of the swarm with given faults, as text.
 
-# S4: g1/3 differs                   what it was made for
-seed 12                              all that is not said otherwise is as this seed draws it
-noise 2                              which messages are lost and late
-length_ms 3121                       then it is healed
-plan {"clients":1,"limits":{}}       other than the seed's
+# S4: g1/3 differs                   the failure that it reproduces
+seed 12                              draws everything that is not stated here
+noise 2                              draws which messages are lost or late
+length_ms 3121                       when the faults end
+plan {"clients":1,"limits":{}}       changes to the seed's plan
     1204 down node=m1 power=true back_ms=220
 """
 
@@ -18,10 +18,10 @@ from nodeagent.testing.injections import Timed, from_line, to_line
 
 
 class PlanChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Of a plan's fields; None: as it is drawn."""
+    """Changes to the fields of a plan; None leaves a field as drawn."""
 
     def said(self) -> dict[str, Any]:
-        """What is not as it is drawn."""
+        """The fields that are changed."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
     def to_line(self) -> str:
@@ -29,7 +29,7 @@ class PlanChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class Changes(PlanChanges, frozen=True):
-    """Of a swarm's plan."""
+    """Changes to a swarm's plan."""
 
     groups: int | None = None
     clients: int | None = None
@@ -42,7 +42,7 @@ class Script(msgspec.Struct, frozen=True):
     faults: tuple[Timed, ...]
     noise: int = 0
     length_ms: int = 0
-    """0: as long as the seed's."""
+    """Length of the run; 0 for the seed's length."""
 
     plan: Changes = Changes()
     why: str = ""
@@ -59,7 +59,7 @@ class Script(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_text(cls, text: str) -> "Script":
-        """Raises `InvalidInput` with the line."""
+        """Raises `InvalidInput` that names the line."""
         faults: list[Timed] = []
         types = {"seed": int, "noise": int, "length_ms": int, "plan": Changes}
         heads, remarks = read(text, types, lambda line: faults.append(from_line(line)))
@@ -69,13 +69,13 @@ class Script(msgspec.Struct, frozen=True):
 def read(
     text: str, types: Mapping[str, type], other: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
-    """(what is said of each word in `types`, remarks).
+    """(values of the words in `types`, remarks).
 
     Args:
-        other: takes any other line, or raises `InvalidInput`.
+        other: handles any other line, or raises `InvalidInput`.
 
     Raises:
-        InvalidInput: with the line; or there is no seed.
+        InvalidInput: a line is invalid, or the script has no seed.
     """
     heads: dict[str, Any] = {}
     remarks: list[str] = []
@@ -91,5 +91,5 @@ def read(
         except (msgspec.DecodeError, InvalidInput) as error:
             raise InvalidInput(f"line {number}: {error}") from error
     if "seed" not in heads:
-        raise InvalidInput("a script has a line `seed NUMBER`")
+        raise InvalidInput("the script has no seed; add a line `seed NUMBER`")
     return heads, remarks

@@ -1,4 +1,4 @@
-"""A seed of the simulator: some runs in each of its worlds, from the smallest to a whole cluster."""
+"""A seed of the simulator: some runs in each world, from a single log to a whole cluster."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ import msgspec
 from nodeagent.testing import alone, client_run, cluster_swarm, files_swarm, log_swarm, scenario, swarm, walks
 
 Runs = Mapping[str, tuple[Callable[[int], msgspec.Struct], int]]
-"""By name of a world, what runs a seed of it, and how many seeds."""
+"""By name of a world: the function that runs one of its seeds, and the number of seeds."""
 
 SMALL: Runs = {
     "log": (log_swarm.run, 1),
@@ -21,18 +21,18 @@ WHOLE: tuple[Runs, ...] = (
     {"cluster_swarm": (cluster_swarm.run, 1)},
     {"scenario": (scenario.run, 1), "client": (client_run.run, 1)},
 )
-"""These by turns."""
+"""Worlds of whole clusters; each seed runs one of these sets, in turn."""
 
 
 WORLDS: Runs = {name: runs[name] for runs in (SMALL, *WHOLE) for name in runs}
-"""All of them."""
+"""All worlds."""
 
 
-def evidence(seed: int, world: str = "") -> str:
-    """The report of each world as a line, and how long they took.
+def result_line(seed: int, world: str = "") -> str:
+    """Run a seed in each world; returns their reports and the duration as one line.
 
     Args:
-        world: this one alone, if the seed has it.
+        world: run only this world, if the seed includes it.
     """
     began = time.monotonic()
     worlds = {**SMALL, **WHOLE[seed % len(WHOLE)]}

@@ -1,10 +1,10 @@
-"""Makes a failing seed of the swarm short: the fewest faults, clients, groups and bounds with which it still
-fails the same way, as text that is a test from then on (`tests/sim/scripts`).
+"""Shrink a failing seed of the swarm to the fewest faults, clients, groups and bounds with which it still
+fails the same way, and print it as a script that becomes a test (`tests/sim/scripts`).
 
-`python -m nodeagent.testing.shrink SEED [RUNS]` prints the script, `... shrink FILE` runs one.
+`python -m nodeagent.testing.shrink SEED [RUNS]` prints the script; `... shrink FILE` runs a script.
 
-Without some of its faults a run is another run: what is lost and late is drawn for other messages then. So
-each candidate runs with a few seeds for that (`noise`), and the first that fails the same way is kept.
+A run without some of its faults is a different run, in which other messages are lost or late. So each
+candidate runs with several seeds for those draws (`noise`), and the first that fails the same way is kept.
 """
 
 import re
@@ -23,7 +23,7 @@ from nodeagent.testing.swarm import Swarm
 
 RUNS_MAX = 400
 NOISES = 3
-"""Tried for each candidate, the last that failed first."""
+"""Number of `noise` seeds tried for each candidate, after the one that failed last."""
 
 KIND = re.compile(r"^(S\d+|L\d+|liveness)\b")
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def failure(run: Callable[[], object]) -> tuple[str, str]:
-    """(kind, what is said) of how it fails; twice "" when it does not."""
+    """(kind, message) of the failure of `run`; two empty strings if it passes."""
     try:
         run()
     except Exception as error:
@@ -43,33 +43,33 @@ def failure(run: Callable[[], object]) -> tuple[str, str]:
 
 
 def shown(run: Callable[[], object]) -> int:
-    """Print what a run fails with, or that it passed; returns the exit code."""
+    """Run and print the failure, or that it passed; returns the exit code."""
     _, said = failure(run)
     print(said or "passed")
     return bool(said)
 
 
 class Ran(NamedTuple, Generic[S]):
-    """What became of a candidate."""
+    """The result of running a candidate."""
 
     kind: str
-    """Of its failure; "" when it passed."""
+    """Kind of failure; "" if it passed."""
 
     script: S
-    """The candidate without what would have come after the failure, and why it failed."""
+    """The candidate up to the failure, with the failure's message."""
 
     size: str
-    """How long the run was, in words."""
+    """Description of how long the run was."""
 
 
 class Shrinker(ABC, Generic[S]):
-    """Runs candidates until there are no shorter ones, or `left` runs are used up. `best`: the shortest."""
+    """Runs candidates until no shorter one fails or `left` runs are used up; `best` is the shortest."""
 
     def __init__(self, seed: int, runs: int) -> None:
-        """Raises `LookupError` when the seed does not fail."""
+        """Raises `LookupError` if the seed does not fail."""
         self.left = runs
         self._tried: set[str] = set()
-        first = self._told(self.first(seed))
+        first = self._reported(self.first(seed))
         if not first.kind:
             raise LookupError(f"seed {seed} does not fail")
         self.kind = first.kind
@@ -81,11 +81,11 @@ class Shrinker(ABC, Generic[S]):
 
     @abstractmethod
     def ran(self, candidate: S) -> Ran[S]:
-        """Run it."""
+        """Run the candidate."""
 
     @abstractmethod
     def look(self) -> None:
-        """Try what is shorter than `best`; first what makes runs shorter."""
+        """Try scripts shorter than `best`, first those that shorten the run most."""
 
     def shrink(self) -> S:
         before = None
@@ -95,11 +95,12 @@ class Shrinker(ABC, Generic[S]):
         return self.best
 
     def planned(self, **changes: object) -> S:
-        """`best` with these changes of its plan as well."""
+        """`best` with these changes to its plan."""
         return replace(self.best, plan=replace(self.best.plan, **changes))
 
     def attempt(self, candidate: S) -> bool:
-        """Whether it fails the same way; then it is `best`. What is not possible is so with any noise."""
+        """Run the candidate with each noise; if it fails the same way, make it `best` and return True.
+        An impossible script is impossible with any noise."""
         for noise in dict.fromkeys([candidate.noise, *range(NOISES)]):
             candidate = replace(candidate, noise=noise)
             text = candidate.to_text()
@@ -107,7 +108,7 @@ class Shrinker(ABC, Generic[S]):
                 continue
             self._tried.add(text)
             self.left -= 1
-            ran = self._told(self.ran(candidate))
+            ran = self._reported(self.ran(candidate))
             if ran.kind == self.kind:
                 self.best = ran.script
                 return True
@@ -115,19 +116,19 @@ class Shrinker(ABC, Generic[S]):
                 return False
         return False
 
-    def _told(self, ran: Ran[S]) -> Ran[S]:
-        """It, after a line of progress."""
+    def _reported(self, ran: Ran[S]) -> Ran[S]:
+        """Print a line of progress; returns `ran`."""
         line = f"{self.left:>3} left: {ran.size}: {ran.script.why or 'passed'}"
         print(line, file=sys.stderr, flush=True)
         return ran
 
     def fewer(self, items: Callable[[], tuple[T, ...]], having: Callable[[tuple[T, ...]], S]) -> None:
-        """Leave out all, then halves, then quarters, and so on (ddmin: Zeller, Hildebrandt, IEEE TSE 28/2,
-        2002).
+        """Leave out all items, then halves, then quarters, and so on (ddmin: Zeller, Hildebrandt, IEEE TSE
+        28/2, 2002).
 
         Args:
-            items: those of `best`.
-            having: `best` with these in their place.
+            items: gives the items of `best`.
+            having: gives `best` with these items instead.
         """
         size = len(items())
         while size and self.left > 0:
@@ -139,12 +140,12 @@ class Shrinker(ABC, Generic[S]):
 
 
 class GroupsShrinker(Shrinker[Script]):
-    """Of `Swarm`."""
+    """Shrinks a run of `Swarm`."""
 
     def __init__(self, seed: int, runs: int = RUNS_MAX) -> None:
         super().__init__(seed, runs)
         self.fails_again = self.attempt(self.best)
-        """By what was written down of it; else it cannot be made shorter."""
+        """Whether its written script fails the same way; otherwise the seed cannot be shrunk."""
 
     def first(self, seed: int) -> Ran[Script]:
         swarm = Swarm(seed)
@@ -169,7 +170,7 @@ class GroupsShrinker(Shrinker[Script]):
 
 
 def _ran(swarm: Swarm, kind: str, script: Script) -> Ran[Script]:
-    """The script for as long as faults went on: it may have failed when it was healed."""
+    """The result, with the script cut at the end of the faults: the run may have failed after healing."""
     end = swarm.sim.now if swarm.nemesis.healed_at is None else swarm.nemesis.healed_at
     faults = tuple(f for f in script.faults if f[0] <= end)
     return Ran(kind, replace(script, faults=faults, length_ms=end), f"{len(faults)} faults, {end} ms")
@@ -181,7 +182,9 @@ def main(words: Sequence[str]) -> int:
         return shown(Swarm(script.seed, script).run)
     shrinker = GroupsShrinker(*map(int, words[:2]))
     if not shrinker.fails_again:
-        print(f"it does not fail by its written faults alone: {shrinker.best.why}", file=sys.stderr)
+        print(
+            f"the seed's faults replayed from a script do not reproduce: {shrinker.best.why}", file=sys.stderr
+        )
         return 1
     print(shrinker.shrink().to_text(), end="")
     return 0

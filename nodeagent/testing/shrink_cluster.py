@@ -1,8 +1,8 @@
-"""Makes a failing seed of whole clusters short: the fewest operations, kinds of faults, nodes, groups and
-bounds with which it still fails the same way, as text (`tests/sim/scripts/clusters`).
+"""Shrink a failing seed of whole clusters to the fewest operations, kinds of faults, nodes, groups and bounds
+with which it still fails the same way, and print it as a script (`tests/sim/scripts/clusters`).
 
-`python -m nodeagent.testing.shrink_cluster SEED [RUNS]` prints the script, `... shrink_cluster FILE` runs
-one. A run takes 5 to 40 s; each is told on standard error.
+`python -m nodeagent.testing.shrink_cluster SEED [RUNS]` prints the script; `... shrink_cluster FILE` runs a
+script. A run takes 5 to 40 s; each is reported on standard error.
 """
 
 import sys
@@ -22,13 +22,13 @@ from nodeagent.testing.workload import PLAIN_HABITS
 
 RUNS_MAX = 40
 LINES = 12
-"""Of what happened last."""
+"""Number of last events in a script."""
 
 LONGER = 2
-"""Times the events of the seed's run: how long one of a candidate may be."""
+"""How many times the events of the seed's run a candidate may have."""
 
 REPLICAS = 3
-"""The fewest with which every operation is possible."""
+"""The fewest replicas with which every operation is possible."""
 
 PLAIN: dict[str, object] = {
     "limits": {},
@@ -37,14 +37,14 @@ PLAIN: dict[str, object] = {
     "habits": PLAIN_HABITS,
     "staleness_ms": 0,
 }
-"""Of a plan, what nobody drew."""
+"""Values of a plan that draws none of these."""
 
 
 class ClusterShrinker(Shrinker[ClusterScript]):
-    """Of `ClusterSwarm`."""
+    """Shrinks a run of `ClusterSwarm`."""
 
     events_max: int
-    """A candidate that goes on for longer is no shorter run."""
+    """A candidate with more events is not shorter."""
 
     def __init__(self, seed: int, runs: int = RUNS_MAX) -> None:
         super().__init__(seed, runs)
@@ -60,13 +60,14 @@ class ClusterShrinker(Shrinker[ClusterScript]):
 
         def check(machine: Machine, effects: Effects) -> None:
             if swarm.sim.events > self.events_max:
-                raise TimeoutError("it goes on for longer than the seed")
+                raise TimeoutError("the candidate runs for longer than the seed")
 
         swarm.sim.checks.append(check)
         return _ran(swarm, candidate)
 
     def look(self) -> None:
-        """All at once before one by one: most runs that pass are as long as the seed's."""
+        """Try to drop many parts at once before single ones: most runs that pass take as long as the
+        seed's."""
         self._try(steps=(self.best.plan.steps or ())[-1:])
         self._smaller()
         self._try(kinds={})
@@ -88,14 +89,14 @@ class ClusterShrinker(Shrinker[ClusterScript]):
         any(self._try(nodes=nodes) for nodes in range(plan.replicas, plan.nodes))
 
     def _try(self, **changes: object) -> bool:
-        """`attempt`, unless the plan has all of these."""
+        """Attempt these changes, unless the plan has all of them already."""
         plan = self._plan()
         if all(getattr(plan, name) == value for name, value in changes.items()):
             return False
         return self.attempt(self.planned(**changes))
 
     def _fewer_in(self, field: str) -> None:
-        """Of a part of the plan that goes by names."""
+        """Leave out items of a field that is a dict."""
         self.fewer(
             lambda: tuple(getattr(self._plan(), field).items()),
             lambda items: self.planned(**{field: dict(items)}),
@@ -109,17 +110,17 @@ def _ran(swarm: ClusterSwarm, script: ClusterScript) -> Ran[ClusterScript]:
     began = time.monotonic()
     kind, said = failure(swarm.report)
     plan = replace(script.plan, steps=_steps(swarm))
-    told = (swarm.so_far, *swarm.sim.log[-LINES:])
+    remarks = (swarm.so_far, *swarm.sim.log[-LINES:])
     size = (
         f"{len(swarm.steps)} operations, {len(swarm.plan.kinds)} kinds of faults, {swarm.sim.now} ms, "
         f"{swarm.sim.events} events, {time.monotonic() - began:.0f} s"
     )
-    return Ran(kind, replace(script, plan=plan, why=said, told=told), size)
+    return Ran(kind, replace(script, plan=plan, why=said, remarks=remarks), size)
 
 
 def _steps(swarm: ClusterSwarm) -> tuple[str, ...]:
-    """Up to the failure. When it came between two operations there is one more, for faults begin before it is
-    drawn: it is not reached, and may be one that is always possible."""
+    """The steps up to the failure. After a failure between two operations one more follows, because faults
+    begin before it is drawn: it is not reached, so it may be any operation that is always possible."""
     between = len(swarm.done) == len(swarm.steps) < swarm.wanted
     return (*swarm.steps, "restart_one") if between else tuple(swarm.steps)
 

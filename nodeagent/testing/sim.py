@@ -1,7 +1,7 @@
 """Clock and network of a simulated cluster.
 
-Everything that happens is an event on one heap, ordered by (time, number); all chance comes from one
-seeded generator. So a seed is a run, and running it again gives the same trace.
+Everything that happens is an event on one heap, ordered by (time, number), and all randomness comes from one
+seeded generator. So a seed determines a run: repeating it gives the same trace.
 """
 
 import heapq
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 WALL_START_MS = 1_700_000_000_000
 CALL_TIMEOUT_MS = 3_000
 LATE_MS = 2_500
-"""A duplicate may be so much later than what it repeats."""
+"""How much later than the original a duplicate may arrive."""
 
 CLIENT = "client"
 LOOK_MS = 10
-"""A condition that is waited for is looked at this often."""
+"""How often `Sim.run` evaluates the condition that it waits for."""
 
 M = TypeVar("M", bound="Machine")
 
 
 @dataclass(slots=True)
 class Faults:
-    """Chances and ranges in force; all off when healed."""
+    """Probabilities and ranges in force; `heal` turns all of them off."""
 
     drop: float = 0.0
     duplicate: float = 0.0
     delay_ms: tuple[int, int] = (1, 3)
     cut: set[tuple[NodeId, NodeId]] = field(default_factory=set)
-    """One-way: (from, to)"""
+    """Links that lose everything, one way: (from, to)."""
 
     sync_ms: tuple[int, int] = (1, 3)
     stalled: set[NodeId] = field(default_factory=set)
-    """Whose disk stands still: no sync ends there. Messages come and go."""
+    """Nodes on which no sync completes. Messages are still sent and received."""
 
     job_ms: tuple[int, int] = (1, 10)
     compact_ms: tuple[int, int] | None = None
-    """Of compactions alone, when they are to be slower or faster."""
+    """Duration of compactions, if it differs from `job_ms`."""
 
     straggler: float = 0.0
-    """The chance of a message, a sync or a job to take up to `straggler_ms` longer than the others."""
+    """Probability that a message, a sync or a job takes up to `straggler_ms` longer than the others."""
 
     straggler_ms: int = 0
 
@@ -64,20 +64,20 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class WallClock:
-    """A node's wall clock: it was set wrong by `ahead_ms` at `since_ms` and goes `rate` times too fast from
-    then on; a rate of 0 is a clock that stands still."""
+    """A node's wall clock. It was `ahead_ms` off at `since_ms` and runs at `rate` times the true rate from
+    then on; a clock with rate 0 stands still."""
 
     ahead_ms: int = 0
     since_ms: int = 0
     rate: float = 1.0
 
     def at(self, now_ms: int) -> int:
-        """What it shows, in milliseconds since the epoch."""
+        """The time that it shows, in milliseconds since the epoch."""
         return WALL_START_MS + self.ahead_ms + self.since_ms + int((now_ms - self.since_ms) * self.rate)
 
 
 class Sim(Generic[M]):
-    """The virtual world of machines of one kind. `trace` is a running hash of all that happened."""
+    """The simulated world of machines of one kind. `trace` is a running hash of all events."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -85,30 +85,30 @@ class Sim(Generic[M]):
         self.faults = Faults()
         self.nodes: dict[NodeId, M] = {}
         self.events = 0
-        """Deliveries, what disks and jobs completed, calls of clients and faults: timers do not count."""
+        """Deliveries, completed syncs and jobs, calls of clients, and faults. Timers do not count."""
 
         self.trace = 0
         self.log: list[str] = []
-        """The last things that happened, for a failure's report."""
+        """The last events, for the report of a failure."""
 
         self.checks: list[Callable[[M, Effects], None]] = []
         self.may_err = False
-        """Whether disks may fail, which ends the process of the one that does; else that is a bug of ours."""
+        """Whether disks may fail, which ends the process; otherwise a disk error fails the run."""
 
         self.may_stop = False
-        """Whether a group may meet an entry that cannot be applied; else that is a bug of ours."""
+        """Whether a group may stop at an entry that it cannot apply; otherwise that fails the run."""
 
         self.unknown = 0
-        """Frames of nodes that the receiver did not know as members."""
+        """Frames from nodes that the receiver did not know as members."""
 
         self.jobs: Counter[str] = Counter()
-        """Jobs that were done, by kind."""
+        """Completed jobs, by kind."""
 
         self.ambushes: dict[str, Callable[[M], None]] = {}
-        """What waits for a job of a kind to begin on some machine, once each."""
+        """Actions, each run once when some machine begins a job of this kind."""
 
         self.seen: Counter[tuple[str, str]] = Counter()
-        """(class, member) of what happened (`coverage`)."""
+        """How often each (class, member) of `coverage` happened."""
 
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
@@ -124,7 +124,7 @@ class Sim(Generic[M]):
             del self.log[:200]
 
     def run(self, until: Callable[[], bool], limit_ms: int) -> bool:
-        """Run events until the condition holds; False when `limit_ms` passed first."""
+        """Run events until the condition holds; returns False if `limit_ms` pass first."""
         end = self.now + limit_ms
         look_at = self.now
         while True:
@@ -145,7 +145,7 @@ class Sim(Generic[M]):
         return self.rng.randint(*span)
 
     def lasting(self, span: tuple[int, int]) -> int:
-        """How long something takes that takes as long as `span` says, unless it is one of the stragglers."""
+        """Draw a duration from `span`; stragglers take longer."""
         f = self.faults
         is_late = f.straggler and self.rng.random() < f.straggler
         return self.between(span) + (self.rng.randint(0, f.straggler_ms) if is_late else 0)
@@ -153,7 +153,7 @@ class Sim(Generic[M]):
     # --- network -----------------------------------------------------------------------------------
 
     def carry(self, source: NodeId, target: NodeId, deliver: Callable[[M], None]) -> None:
-        """Deliver to the process that runs on `target` when it arrives, unless it is lost."""
+        """Deliver to the process that runs on `target` at arrival, unless the message is lost."""
         f = self.faults
         if (source, target) in f.cut or self.rng.random() < f.drop:
             return
@@ -163,7 +163,7 @@ class Sim(Generic[M]):
             self.at(late, lambda: self._arrive(target, deliver))
 
     def hand(self, target: NodeId, deliver: Callable[[M], None]) -> None:
-        """As `carry`, on a connection: nothing is lost, and nothing comes twice."""
+        """Deliver as `carry` does, but over a connection: nothing is lost or duplicated."""
         self.at(self.between(self.faults.delay_ms), lambda: self._arrive(target, deliver))
 
     def _arrive(self, target: NodeId, deliver: Callable[[M], None]) -> None:
@@ -177,7 +177,8 @@ class Sim(Generic[M]):
             deliver(node)
 
     def call(self, source: NodeId, target: NodeId, request: Request, then: Callable[[Reply], None]) -> None:
-        """A request and exactly one reply; a lost one is `unavailable` after a time-out."""
+        """Send a request and pass exactly one reply to `then`: `unavailable` after a timeout if none
+        arrives."""
         done = False
 
         def finish(reply: Reply) -> None:
@@ -193,7 +194,7 @@ class Sim(Generic[M]):
         self.at(CALL_TIMEOUT_MS, lambda: finish(ErrorReply("unavailable", f"{target} did not answer")))
 
     def back(self, source: NodeId, target: NodeId, deliver: Callable[[], None]) -> None:
-        """Deliver an answer to whoever waits for it at `target`, unless it is lost."""
+        """Deliver a reply to its receiver at `target`, unless it is lost."""
         f = self.faults
         if (source, target) not in f.cut and self.rng.random() >= f.drop:
             self.events += 1

@@ -1,8 +1,8 @@
-"""What became of one group, slot or operation in a seed, on every machine, change by change.
+"""Print the history of one group, slot or operation of a seed, on every machine, change by change.
 
-`python -m nodeagent.testing.story RUN [SEED] (group|slot|operation) NAME [LINES]`, where RUN is `swarm`,
-`cluster_swarm` or `scenario`, or the file of a script, which has its seed. A seed is a run, so it is run
-again with somebody who looks after every turn of every machine; what is not looked at costs nothing.
+`python -m nodeagent.testing.story RUN [SEED] (group|slot|operation) NAME [LINES]`: RUN is `swarm`,
+`cluster_swarm` or `scenario`, or a script file, which names its seed. The seed is run again with an observer
+that is called after every turn of every machine; a run without it pays nothing.
 """
 
 import sys
@@ -29,18 +29,18 @@ WHATS = ("group", "slot", "operation")
 
 
 class Story:
-    """A check of the simulator that only listens. `lines`: the last changes, each with its time in ms."""
+    """A check of the simulator that only observes. `lines` are the last changes, each with its time in ms."""
 
     def __init__(self, sim: Sim[Any], what: str, name: str, lines: int = LINES) -> None:
-        """Raises `LookupError` for a `what` that has no story."""
+        """Raises `LookupError` if `what` is not one of `WHATS`."""
         if what not in WHATS:
-            raise LookupError(f"no story of a {what}: {', '.join(WHATS)}")
+            raise LookupError(f"{what} has no history; choose one of {', '.join(WHATS)}")
         self.lines: deque[str] = deque(maxlen=lines)
         self._sim = sim
         self._look: Callable[[Machine], Iterator[tuple[str, str, str]]] = getattr(self, f"_{what}")
         self._name = name
         self._known: dict[str, str] = {}
-        """What was last seen, by where."""
+        """The last observed state, by place."""
 
         sim.checks.append(self)
 
@@ -62,7 +62,7 @@ class Story:
         words = [f"life {machine.life}, term {raft.term}, {raft.role}", f"hears {raft.leader or 'nobody'}"]
         words.append(f"voters {' '.join(config.voters)}")
         words += [f"learners {' '.join(config.learners)}"] if config.learners else []
-        words += ["takes a state"] if replica.installing or replica.rebasing else []
+        words += ["installs a snapshot"] if replica.installing or replica.rebasing else []
         words += [f"stopped: {replica.stopped}"] if replica.stopped else []
         log = raft.log
         yield (
@@ -77,7 +77,7 @@ class Story:
             slots = replica.state.slots
             words = ["open"] if slot in slots.open else []
             words += [f"sealed by {op}" for op, s in slots.sealed.items() if slot in s.slots]
-            words += [f"rows to come by {op}" for op, a in slots.arriving.items() if slot in a.slots]
+            words += [f"waits for rows by {op}" for op, a in slots.arriving.items() if slot in a.slots]
             where = f"{machine.node} {group}"
             if words or where in self._known:
                 yield where, ", ".join(words) or "not here", f" (applied {replica.seen})"
@@ -98,14 +98,14 @@ class Story:
 
 
 def tell(run: str, seed: int, what: str, name: str, lines: int = LINES) -> tuple[list[str], str]:
-    """(the changes, how the run failed, "" when it did not). `run` as in the command.
+    """(the changes, why the run failed or ""). `run` as on the command line.
 
     Raises:
-        LookupError: there is no such run, or no story of that.
+        LookupError: there is no such run, or it has no such history.
     """
     world, go = _run(run, seed)
     if what != "group" and isinstance(world, Swarm):
-        raise LookupError(f"in {run} are groups alone, no {what}s")
+        raise LookupError(f"{run} runs only Raft groups and has no {what}s; name a group")
     story = Story(world.sim, what, name, lines)
     try:
         go()
@@ -115,7 +115,7 @@ def tell(run: str, seed: int, what: str, name: str, lines: int = LINES) -> tuple
 
 
 def _run(run: str, seed: int) -> tuple[Swarm | ClusterSwarm | Scenario, Callable[[], msgspec.Struct]]:
-    """A world, and what runs it."""
+    """A world, and the function that runs it."""
     match run:
         case "swarm":
             swarm = Swarm(seed)
@@ -127,13 +127,13 @@ def _run(run: str, seed: int) -> tuple[Swarm | ClusterSwarm | Scenario, Callable
             scenario = Scenario(seed)
             return scenario, scenario.run
         case _:
-            return _written(run, seed)
+            return _scripted(run)
 
 
-def _written(run: str, seed: int) -> tuple[Swarm | ClusterSwarm | Scenario, Callable[[], msgspec.Struct]]:
-    """The world of a file with a script."""
+def _scripted(run: str) -> tuple[Swarm | ClusterSwarm | Scenario, Callable[[], msgspec.Struct]]:
+    """The world of a script file, and the function that runs it."""
     if not Path(run).is_file():
-        raise LookupError(f"{run} is none of swarm, cluster_swarm and scenario, and no file with a script")
+        raise LookupError(f"{run} is neither swarm, cluster_swarm or scenario nor a script file")
     text = Path(run).read_text()
     try:
         of_cluster = ClusterScript.from_text(text)

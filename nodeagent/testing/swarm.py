@@ -1,8 +1,7 @@
 """Raft groups under a swarm of faults: each seed draws its own kinds, rates, sizes and limits.
 
-`python -m nodeagent.testing.swarm FIRST [COUNT]` prints one line of evidence per seed.
-
-At the end everything is healed and must come to rest (L1, L3).
+`python -m nodeagent.testing.swarm FIRST [COUNT]` prints one line per seed. At the end all faults are healed,
+and the groups must come to rest (L1, L3).
 """
 
 import random
@@ -22,47 +21,47 @@ from nodeagent.model.requests import ErrorReply, Reply, Written
 from nodeagent.testing.disk import ENDLESS_BYTES
 from nodeagent.testing.groups import GroupNode, TallyReplica, decode_count
 from nodeagent.testing.nemesis import KINDS, Nemesis, bounded, draw_kinds, draw_stragglers
-from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.parallel import run_command
 from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.script import Script
 from nodeagent.testing.sim import CLIENT, Sim
 
 EVENTS_MAX = 20_000
-"""A run is healed after so many."""
+"""Number of events after which a run is healed."""
 
 A = TypeVar("A")
 
 DEFINITE = ("not_leader", "overloaded", "refused", "invalid_input")
-"""Refusals that say that the command was not taken and never will be (S18)."""
+"""Error codes that mean that the command was not accepted and never will be (S18)."""
 
 
 @dataclass
 class Plan:
-    """What a seed draws; times in ms, sizes in bytes."""
+    """The parameters that a seed draws; times in ms, sizes in bytes."""
 
     machines: int
     voters: int
     groups: int
     clients: int
     window: int
-    """Requests that a client has under way."""
+    """Maximum number of requests that a client has in progress."""
 
     settings: RaftSettings
     segment_bytes: int
     disk_bytes: int
     kinds: dict[str, int]
-    """Classes of faults and their weights."""
+    """Kinds of faults and their weights."""
 
     gap_ms: int
-    """Between two faults, on average."""
+    """Average time between two faults."""
 
     back_ms: int
-    """A process is down, or asleep, for up to so long."""
+    """Maximum time that a process is down or suspended."""
 
     length_ms: int
     limits: dict[str, int]
-    """Of the code's own bounds, by the place that reads them."""
+    """Values for limits in the code, by the name that the code reads."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Plan":
@@ -98,8 +97,8 @@ class Plan:
         )
 
     def hasten(self) -> None:
-        """Deposed leaders that log on their own, and logs that are purged at once: members come back with a
-        suffix that nobody else has, and get a state in its place."""
+        """Make deposed leaders that append entries, and purge logs at once: members return with a log suffix
+        that no other node has, and a snapshot replaces it."""
         self.kinds |= {"deposed": 6, "straggle": 2}
         self.limits |= {
             "nodeagent.host.replica.CHECKPOINT_MIN_MS": 20,
@@ -109,7 +108,7 @@ class Plan:
 
 
 class Report(msgspec.Struct):
-    """Evidence of one run."""
+    """Results of one run."""
 
     seed: int
     trace: int
@@ -121,25 +120,25 @@ class Report(msgspec.Struct):
     refused: int
     faults: dict[str, int]
     odd: dict[str, int]
-    """Rare things that happened: a run that never sees them proves nothing of them."""
+    """Rare events that happened; a run without them does not test them."""
 
 
 class Histories:
-    """What clients asked for and were told. Every client counts upwards, so that a later number stands for
-    all before it."""
+    """Requests of the clients and their replies. Every client counts upwards, so a number implies all smaller
+    ones."""
 
     def __init__(self) -> None:
         self.asked: dict[tuple[GroupId, str], int] = {}
         self.acked: dict[tuple[GroupId, str], int] = {}
         self.never: set[str] = set()
-        """Marks of commands of which a client was told that they will not be there."""
+        """Marks of commands that were definitely refused."""
 
         self.applied: set[str] = set()
         self.counted = self.reads = self.unknown = self.refused = 0
 
 
 class Client:
-    """Counts in one group and reads in between, with several requests under way."""
+    """Counts upwards in one group and reads, with several requests in progress."""
 
     def __init__(self, swarm: "Swarm", group: GroupId, who: str) -> None:
         self.swarm = swarm
@@ -147,7 +146,7 @@ class Client:
         self.key = (group, who)
         self.group, self.who = group, who
         self.waiting = 0
-        """Requests under way."""
+        """Requests in progress."""
 
         self._target = ""
         self._next = 0
@@ -168,7 +167,7 @@ class Client:
         self.sim.at(rng.randint(1, self._pause_ms), self.step)
 
     def _once(self, then: Callable[[A | None], None]) -> Callable[[A | None], None]:
-        """`then`, for the first answer alone, or for None when none comes in time."""
+        """A function that calls `then` once: with the first answer, or with None at the timeout."""
         answered = False
 
         def finish(answer: A | None) -> None:
@@ -227,8 +226,8 @@ class Client:
             histories.reads += 1
             asked = histories.asked.get(self.key, 0)
             assert floor <= number <= asked, (
-                f"S6: a strong read of {self.key} at {target} gave {number}; {floor} were acknowledged "
-                f"before it, {asked} asked for"
+                f"S6: a strong read of {self.key} at {target} returned {number}; {floor} were acknowledged "
+                f"before it, {asked} requested"
             )
 
         finish = self._once(answered)
@@ -279,15 +278,15 @@ class Swarm:
         self.spoiled = self.nemesis.spoiled
         self.odd: Counter[str] = Counter()
         self.left: set[tuple[GroupId, NodeId]] = set()
-        """Machines that were taken out of a group."""
+        """Machines that were removed from a group."""
 
         self._seen: dict[tuple[NodeId, int, GroupId], int] = {}
         self._last: dict[tuple[NodeId, int, GroupId], int] = {}
-        """By process and group: how far it had applied, and where its log ended, when last looked at."""
+        """By process and group: its applied index and its last log index at the last check."""
 
     def drawn(self) -> Plan:
         plan = Plan.draw(self.rng)
-        # By another generator: what the run draws with the first stays the same.
+        # Another generator, so that the draws of the first stay the same.
         rng = random.Random(f"haste {self.seed}")
         plan.kinds |= draw_stragglers(rng)
         if rng.random() < 0.5:
@@ -305,13 +304,13 @@ class Swarm:
     # --- what happened -----------------------------------------------------------------------------
 
     def will_not_be(self, marks: list[str]) -> None:
-        """A client was told that these commands will not be there (S18)."""
+        """Note that these commands were definitely refused (S18)."""
         found = self.histories.applied.intersection(marks)
-        assert not found, f"S18: {found} were refused for good and are applied"
+        assert not found, f"S18: {found} were definitely refused and are applied"
         self.histories.never.update(marks)
 
     def _note(self, node: GroupNode, effects: Effects) -> None:
-        """Look at what was applied since the last turn of this process, and at what is rare."""
+        """Note what this process applied since its last turn, and rare events."""
         for event, _ in effects.notes:
             if event != "role":
                 self.odd[event] += 1
@@ -329,16 +328,16 @@ class Swarm:
                     mark = decode_count(entry.data).mark
                     self.histories.applied.add(mark)
                     assert mark not in self.histories.never, (
-                        f"S18: {mark} was refused for good and is applied"
+                        f"S18: {mark} was definitely refused and is applied"
                     )
 
-    # --- who is where ------------------------------------------------------------------------------
+    # --- leaders and configs -----------------------------------------------------------------------
 
     def alive(self) -> list[GroupNode]:
         return [n for n in self.sim.nodes.values() if n.alive]
 
     def leader(self, group: GroupId) -> tuple[GroupNode, TallyReplica] | None:
-        """Of the highest term."""
+        """The leader of the highest term and its replica; None if there is no leader."""
         found = [
             (replica.raft.term, node, replica)
             for node in self.alive()
@@ -350,13 +349,13 @@ class Swarm:
         return node, replica
 
     def configs(self, group: GroupId) -> list[Config]:
-        """Every config that somebody may go by, now or after a restart."""
+        """Every config that a node may use, now or after a restart."""
         found = [c for n in self.sim.nodes.values() for c in n.durable.configs(group)]
         found += [n.host.data[group].raft.log.config for n in self.alive() if group in n.host.data]
         return [c for c in found if c.voters] or [Config(tuple(self.first[group]))]
 
     def may_spoil(self, name: NodeId) -> bool:
-        """Whether every group has a quorum of whole members without this machine, by any config."""
+        """Whether every group, by any config, has a quorum of unspoiled members without this machine."""
         gone = self.spoiled | {name}
         for group in self.first:
             for config in self.configs(group):
@@ -367,8 +366,8 @@ class Swarm:
     # --- membership --------------------------------------------------------------------------------
 
     def steward(self) -> None:
-        """Whoever runs the cluster: makes replicas where they belong, replaces spoiled machines, and now and
-        then changes members."""
+        """Act as the operator: create missing replicas, replace spoiled machines, and sometimes change
+        members."""
         for group, first in self.first.items():
             for name in first:
                 if (group, name) not in self.left:
@@ -382,7 +381,7 @@ class Swarm:
     def _steer(self, group: GroupId, node: GroupNode, replica: TallyReplica) -> None:
         raft = replica.raft
         config = raft.log.config
-        for name in config.members:  # a learner begins with nothing
+        for name in config.members:  # a learner begins empty
             if name not in self.first[group] or (group, name) in self.left:
                 self.sim.nodes[name].create(group, Config())
         if not raft.can_change():
@@ -399,7 +398,7 @@ class Swarm:
             node.wake()
 
     def _clear(self, group: GroupId, config: Config, commit: int) -> None:
-        """Machines out of the group for good drop what they hold of it."""
+        """Remove the replicas on machines that left the group."""
         for node in self.alive():
             replica = node.host.data.get(group)
             if node.node in config.members or replica is None or replica.installing or replica.rebasing:
@@ -410,7 +409,7 @@ class Swarm:
             self.odd["replica removed"] += 1
 
     def _next_config(self, group: GroupId, replica: TallyReplica) -> Config | None:
-        """One step: first those that are needed, then any."""
+        """The next config, one step away: needed steps first, then a random one; None for no step."""
         raft = replica.raft
         voters, learners = list(raft.log.config.voters), list(raft.log.config.learners)
         bad = [v for v in (*voters, *learners) if v in self.spoiled]
@@ -454,7 +453,8 @@ class Swarm:
         return True
 
     def _may_join(self, group: GroupId, name: NodeId) -> bool:
-        """A machine that left comes back with an empty log, as soon as its files are gone."""
+        """Whether a machine may join: one that left may return with an empty log once its files are
+        deleted."""
         node = self.sim.nodes[name]
         if (group, name) not in self.left:
             return name not in self.first[group]
@@ -493,7 +493,7 @@ class Swarm:
         )
 
     def rest(self) -> None:
-        """L1, L3: every group is led, its members hold the same, and clients are answered."""
+        """Check L1 and L3: every group has a leader, its members are equal, and all clients are answered."""
         timeout = self.plan.settings.election_timeout_ms
         settled = self.sim.run(self._at_rest, 100 * timeout + 20_000)
         assert settled, f"liveness: {self._why_not()}"
@@ -501,10 +501,12 @@ class Swarm:
             acked = self.histories.acked.get((group, who), 0)
             for node in self._members(group):
                 held = node.host.data[group].state.numbers.get(who, 0)
-                assert held >= acked, f"S6: {node.node} {group}: {who} counted to {acked}, it holds {held}"
+                assert held >= acked, (
+                    f"S6: {node.node} {group}: {who} counted to {acked}, the replica has {held}"
+                )
 
     def _members(self, group: GroupId) -> list[GroupNode]:
-        """Whole members of the group, by its leader."""
+        """Unspoiled members of the group, by the config of its leader."""
         led = self.leader(group)
         names = led[1].raft.log.config.members if led else ()
         nodes = (self.sim.nodes[n] for n in names if n not in self.spoiled)
@@ -516,19 +518,19 @@ class Swarm:
     def _why_not(self) -> str:
         for client in self.clients:
             if client.waiting:
-                return f"{client.key} was not answered"
+                return f"client {client.key} was not answered"
         for group in self.first:
             led = self.leader(group)
             if led is None:
-                return f"nobody leads {group}"
+                return f"{group} has no leader"
             replica = led[1]
             last = replica.raft.log.last_index
             if replica.raft.commit != last:
-                return f"{group}: committed {replica.raft.commit} of {last}"
+                return f"{group}: only {replica.raft.commit} of {last} entries are committed"
             wanted = [n for n in replica.raft.log.config.members if n not in self.spoiled]
             members = self._members(group)
             if len(members) < len(wanted):
-                return f"{group}: only {[n.node for n in members]} of {wanted} are there"
+                return f"{group}: only {[n.node for n in members]} of {wanted} run"
             behind = {n.node: n.host.data[group].seen for n in members if n.host.data[group].seen != last}
             if behind:
                 return f"{group}: {behind} applied, {last} committed"
@@ -537,7 +539,7 @@ class Swarm:
 
 
 def ran(seed: int) -> tuple[Swarm, Report]:
-    """The world of a seed after its run, and its report."""
+    """Run a seed; returns its world and its report."""
     swarm = Swarm(seed)
     shorter = f"shorter: python -m nodeagent.testing.shrink {seed}"
     with replayable(seed, f"nodeagent.testing.swarm {seed}", swarm.sim, lambda: f"{swarm.plan}\n{shorter}"):
@@ -548,9 +550,9 @@ def run(seed: int) -> Report:
     return ran(seed)[1]
 
 
-def evidence(seed: int) -> str:
+def result_line(seed: int) -> str:
     return timed(run, seed)
 
 
 if __name__ == "__main__":
-    print_evidence(evidence)
+    run_command(result_line)

@@ -1,11 +1,11 @@
-"""Clusters under a swarm that are upgraded node by node, and back.
+"""Clusters under a swarm of faults whose nodes are upgraded and downgraded one by one.
 
-All nodes begin with the release before this one. Between the operations of `cluster_swarm` nodes are
-upgraded, and go back, under faults; an operator tries to raise the feature level all the while, which may not
-succeed before the last node is upgraded. Then it does; and nodes go to a release with another library for
-files, and back: replicas stay equal in every byte.
+All nodes begin with the previous release. Between the operations of `cluster_swarm` nodes are upgraded and
+downgraded under faults, and an operator keeps trying to raise the feature level, which must fail until the
+last node is upgraded. At the end the level is raised, and nodes switch to a release with another TsFile
+library and back: replicas stay equal byte for byte.
 
-`python -m nodeagent.testing.upgrade FIRST [COUNT]` prints one line of evidence per seed.
+`python -m nodeagent.testing.upgrade FIRST [COUNT]` prints one line per seed.
 """
 
 import random
@@ -19,24 +19,24 @@ from nodeagent.testing.builds import NEXT, PREVIOUS, THIS, Build
 from nodeagent.testing.cluster_plan import Plan
 from nodeagent.testing.cluster_swarm import ClusterSwarm, Report, reported
 from nodeagent.testing.node import SimNode
-from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import timed
 from nodeagent.testing.scenario import LIMIT_MS
 
 DOWN_MS = (50, 1_500)
-"""A node that is upgraded is down for so long."""
+"""Range of how long a node is down for an upgrade."""
 
 LAST = ("upgrade_all", "raise_level", "change_library", "change_library")
-"""Operations at the end of a run that are not drawn."""
+"""The fixed operations at the end of a run."""
 
 
 class UpgradeSwarm(ClusterSwarm):
     rest_ms = 10 * LIMIT_MS
-    """After each merge the next one of its partition waits for those that copy what it made."""
+    """After each merge, the next merge of the partition waits until all members have copied its output."""
 
     def __init__(self, seed: int) -> None:
         self.newest_build = PREVIOUS
-        """Of those that some node has run."""
+        """The newest release that some node has run."""
 
         super().__init__(seed)
         self.wanted += len(LAST)
@@ -47,7 +47,7 @@ class UpgradeSwarm(ClusterSwarm):
         return plan
 
     def machine(self, config: NodeConfig) -> SimNode:
-        """One that comes later has what an operator would install on it: the newest that is in use."""
+        """A new machine, with the newest release in use, as an operator would install it."""
         node = super().machine(config)
         node.build = self.newest_build
         return node
@@ -69,11 +69,11 @@ class UpgradeSwarm(ClusterSwarm):
         return self._run_as(self._any(PREVIOUS), THIS)
 
     def go_back_one(self) -> bool:
-        """To the release before, as long as the level lets it."""
+        """Downgrade a node to the previous release, as long as the feature level allows it."""
         return self._run_as(self._any(THIS), PREVIOUS) if self.level == FIRST else True
 
     def try_to_raise(self) -> bool:
-        """It is refused while a member is of the release before."""
+        """Request the feature level, which is refused while a member runs the previous release."""
         reply = self._asked(self.sim.rng.choice(self._names()), q.RaiseLevel(Feature.FILE_WRITER, "sim"))
         self._check_level()
         return isinstance(reply, Accepted)
@@ -94,7 +94,7 @@ class UpgradeSwarm(ClusterSwarm):
         return True
 
     def change_library(self) -> bool:
-        """On some of the nodes, each time while rows are written and filed."""
+        """Switch some nodes to the other TsFile library while rows are written and flushed."""
         for name in self._names():
             node = self.sim.nodes[name]
             if self.sim.rng.random() < 0.6:
@@ -106,7 +106,7 @@ class UpgradeSwarm(ClusterSwarm):
         return self.sim.rng.choice(sorted(found, key=lambda n: n.node)) if found else None
 
     def _run_as(self, node: SimNode | None, build: Build) -> bool:
-        """It ends in one way or another, and the next process is of that release."""
+        """End the node's process; its next process runs `build`."""
         if node is None or node.build is build or node.gone:
             return True
         rng = self.sim.rng
@@ -121,16 +121,16 @@ class UpgradeSwarm(ClusterSwarm):
 
     def _check_level(self) -> None:
         older = [n.node for n in self._members() if self.level not in n.build.levels and n not in self.dead]
-        assert not older, f"the feature level is {self.level}, which {older} do not speak"
+        assert not older, f"the feature level is {self.level}, which {older} do not support"
 
 
 def run(seed: int) -> Report:
     return reported(UpgradeSwarm(seed), f"nodeagent.testing.upgrade {seed}")
 
 
-def evidence(seed: int) -> str:
+def result_line(seed: int) -> str:
     return timed(run, seed)
 
 
 if __name__ == "__main__":
-    print_evidence(evidence)
+    run_command(result_line)

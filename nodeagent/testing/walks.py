@@ -1,11 +1,11 @@
 """Random walks through the small worlds, far beyond the scopes of `exhaustive`.
 
-A walk begins with a group or an operation that is drawn, or where a scope of a group begins, and goes on
-with some hundred events, each drawn among all that may happen then. At the end of a walk through a Raft group
-everybody hears everybody, and the group must come to rest (L1); one through a hand-over goes on until nothing
-can happen any more (L2).
+A walk begins with a drawn group or operation, or with the start of a scope, and continues with some hundred
+events, each drawn among all that may happen then. At the end of a walk through a Raft group all nodes hear
+each other, and the group must come to rest (L1). A walk through a slot migration continues until nothing can
+happen any more (L2).
 
-`python -m nodeagent.testing.walks FIRST [COUNT]` prints one line of evidence per seed.
+`python -m nodeagent.testing.walks FIRST [COUNT]` prints one line per seed.
 """
 
 import random
@@ -25,31 +25,31 @@ from nodeagent.testing.exhaustive.handover_world import HandoverBounds, Handover
 from nodeagent.testing.exhaustive.raft_world import Member, RaftBounds, RaftWorld, plenty
 from nodeagent.testing.exhaustive.scopes import RAFT
 from nodeagent.testing.nemesis import bounded
-from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import timed
 
 WALKS = 25
-"""Of each kind."""
+"""Number of walks of each kind."""
 
 NET_MAX = 16
-"""More messages than that are not under way for long."""
+"""Number of messages in transit beyond which one is dropped."""
 
 STEPS = (40, 120, 250)
-"""Of a walk through a Raft group."""
+"""Lengths of a walk through a Raft group."""
 
 SLOW = 0.1
-"""So often a slow disk completes a write when another would."""
+"""How often a slow disk completes a write, relative to the others."""
 
 HEAL_ROUNDS = 60
 
 HANDOVER_EVENTS_MAX = 2_000
-"""So many events are no walk that ends; the longest of a thousand had 432."""
+"""A walk with this many events does not end; the longest of a thousand walks had 432."""
 
 Event = str
 
 
 class Report(msgspec.Struct):
-    """Evidence of one run."""
+    """Results of one run."""
 
     seed: int
     trace: int
@@ -58,7 +58,7 @@ class Report(msgspec.Struct):
     """Walks through a Raft group."""
 
     operations: int
-    """Walks through a hand-over."""
+    """Walks through a slot migration."""
 
 
 # --- a Raft group ------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ VERBS = {
     "forget": (0, 1),
     "wipe": (0, 0.5),
 }
-"""How often each happens, where it can: a walk draws one of these weights."""
+"""Weights of each event; a walk draws one of them."""
 
 LIMITS = {
     "nodeagent.raft.leader.APPEND_ENTRIES_MAX": (1, 2, 4096),
@@ -94,7 +94,7 @@ LIMITS = {
 
 
 def _configs(rng: random.Random, first: Config, spare: Sequence[NodeId]) -> tuple[Config, ...]:
-    """What the members may become, a step at a time: there and back."""
+    """Configs that the members may change to, in steps that lead back and forth."""
     found, voters, learners = [first], list(first.voters), list(first.learners)
     for _ in range(8):
         away = [n for n in (*first.voters, *spare) if n not in voters and n not in learners]
@@ -110,23 +110,23 @@ def _configs(rng: random.Random, first: Config, spare: Sequence[NodeId]) -> tupl
 
 
 class RaftWalk:
-    """One through a Raft group; `events` happened."""
+    """A walk through a Raft group; `events` are what happened."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._weights = {verb: rng.choice(choices) for verb, choices in VERBS.items()}
         self._limits = {place: rng.choice(values) for place, values in LIMITS.items()}
         self.begun = ""
-        """The name of the scope it begins in, if it does."""
+        """Name of the scope that it begins with; "" for a drawn group."""
 
-        start = self._afresh() if rng.random() < 0.5 else self._in_scope()
+        start = self._draw_group() if rng.random() < 0.5 else self._in_scope()
         self._start = self._world = start
         self._slow = rng.choice(sorted(start.nodes))
-        """Its disk hardly ever completes a write."""
+        """The node whose disk rarely completes a write."""
 
         self.events: list[Event] = []
 
-    def _afresh(self) -> RaftWorld:
+    def _draw_group(self) -> RaftWorld:
         rng = self._rng
         names, spare = "abcde"[: rng.choice([3, 3, 3, 4, 5])], "xy"[: rng.choice([0, 0, 1, 2])]
         config = Config(tuple(names))
@@ -146,7 +146,7 @@ class RaftWalk:
         return world
 
     def go(self, steps: int) -> None:
-        """Raises `Broken`, with few events."""
+        """Raises `Broken` with a shortened list of events."""
         with bounded(self._limits):
             try:
                 for _ in range(steps):
@@ -183,7 +183,8 @@ class RaftWalk:
         return rng.choice(by_verb[verb])
 
     def _come_to_rest(self) -> None:
-        """Everybody hears everybody, and every disk has room: somebody leads, and its members hold all."""
+        """Let all nodes hear each other and give every disk space; a leader must emerge and its members catch
+        up."""
         names = sorted(self._world.nodes)
         for name in names:
             self._happens(f"empty {name}")
@@ -213,7 +214,7 @@ def _term_of(member: Member) -> int:
 
 
 def shorter(start: RaftWorld, events: Sequence[Event], what: str) -> Sequence[Event]:
-    """Fewer events after which the same invariant is broken; these when none are left out."""
+    """A shorter list of events that breaks the same invariant; `events` itself if none can be left out."""
     length = len(events) // 2
     while length:
         at = 0
@@ -228,7 +229,7 @@ def shorter(start: RaftWorld, events: Sequence[Event], what: str) -> Sequence[Ev
 
 
 def _played(start: RaftWorld, events: Sequence[Event], broken: str) -> list[Event]:
-    """Those that could happen, when this was broken by them; none when it was not."""
+    """The events that could happen, if they broke this invariant; empty if they did not."""
     world, played = start, []
     for event in events:
         alike = _alike(world, event)
@@ -242,7 +243,8 @@ def _played(start: RaftWorld, events: Sequence[Event], broken: str) -> list[Even
 
 
 def _alike(world: RaftWorld, event: Event) -> Event:
-    """What is like it among what may happen: a message between the same nodes stands at another place."""
+    """The same event among those that may happen now; "" if there is none. A message between the same nodes
+    may have another position."""
     verb, *words = event.split()
     if verb in ("settle", "lose", "fill", "empty"):
         return event
@@ -258,7 +260,7 @@ def _alike(world: RaftWorld, event: Event) -> Event:
     return next((e for e in possible if e.split()[0] == verb and e.split()[2:] == words[1:]), "")
 
 
-# --- a hand-over -------------------------------------------------------------------------------------
+# --- a slot migration --------------------------------------------------------------------------------
 
 
 def _moves(rng: random.Random) -> tuple[dict[GroupId, Ranges], list[SlotMove], list[GroupChange]]:
@@ -283,7 +285,7 @@ def _moves(rng: random.Random) -> tuple[dict[GroupId, Ranges], list[SlotMove], l
 
 
 def slots_walk(rng: random.Random) -> list[Event]:
-    """Raises `Broken`."""
+    """Walk through a slot migration; raises `Broken` if an invariant breaks."""
     owners, moves, members = _moves(rng)
     bounds = HandoverBounds(
         writes=rng.choice([0, 2, 6]),
@@ -306,7 +308,7 @@ def slots_walk(rng: random.Random) -> list[Event]:
     try:
         while (following := _next(rng, world, weights, events)) is not None:
             world = following
-            assert len(events) < HANDOVER_EVENTS_MAX, "L2: it goes on for ever"
+            assert len(events) < HANDOVER_EVENTS_MAX, f"L2: no end after {HANDOVER_EVENTS_MAX} events"
         world.rest()
     except AssertionError as error:
         raise Broken(str(error), events) from error
@@ -316,7 +318,7 @@ def slots_walk(rng: random.Random) -> list[Event]:
 def _next(
     rng: random.Random, world: HandoverWorld, weights: Mapping[str, float], events: list[Event]
 ) -> HandoverWorld | None:
-    """After an event of which something comes; None when there is none."""
+    """The world after an event that changes something; None if there is no such event."""
     ahead = world.events()
     by_chance = sorted(ahead, key=lambda e: rng.random() ** (1 / weights[e.partition(" ")[0]]), reverse=True)
     for event in by_chance:
@@ -351,9 +353,9 @@ def run(seed: int) -> Report:
     return Report(seed, trace, events, WALKS, WALKS)
 
 
-def evidence(seed: int) -> str:
+def result_line(seed: int) -> str:
     return timed(run, seed)
 
 
 if __name__ == "__main__":
-    print_evidence(evidence)
+    run_command(result_line)

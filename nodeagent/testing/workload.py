@@ -1,11 +1,11 @@
 """Writers and readers of a simulated cluster, and what they saw.
 
-Each writer owns its series and writes rising values to few timestamps of each, a row or some at a time,
-sending again with the same session and sequence until acknowledged. So for every (series, timestamp) a strong
-read must give a value not older than the last one acknowledged before the read began, and not newer
-than the last one sent: linearizability per cell, checked as it happens. A delete takes a number like a
-value; after it nothing is right until something newer is written. Tables may get more columns meanwhile; a
-series is one column of one device, so a row that leaves a column out leaves its older value there.
+Each writer owns its series and writes increasing values to a few timestamps of each, one or more rows at a
+time, and retries with the same session and sequence until the write is acknowledged. So for every (series,
+timestamp) a strong read must return a value between the last one acknowledged before the read began and the
+last one sent: linearizability per cell, checked during the run. A delete has a number like a value; after it
+a read must find nothing until a newer value is written. Tables may gain columns during a run; a series is one
+column of one device, so a row that omits a column leaves its older value in place.
 """
 
 from bisect import bisect_right
@@ -33,7 +33,7 @@ TABLE = "m"
 RETRY_MS = 25
 DELETES = 0.1
 EXPIRING = "root.expiring"
-"""A storage group whose rows have times of now and go after `TTL_MS`."""
+"""A storage group whose rows have the current time and expire after `TTL_MS`."""
 
 TTL_MS = 6_000
 NEWEST = 1 << 62
@@ -42,31 +42,31 @@ Pages = Callable[[list[RowsScanned] | None], None]
 
 
 class Habits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How a run writes."""
+    """How the writers of a run write."""
 
     rows: int = 1
-    """The most in one write."""
+    """Maximum number of rows of a write."""
 
     times: int = 2
-    """Timestamps of a device in a time partition."""
+    """Number of timestamps of a device in a time partition."""
 
     fields: int = 1
-    """Columns that a table gets, one after the other."""
+    """Number of columns that each table gains, one after the other."""
 
     writers: int = 2
-    """At once."""
+    """Number of concurrent writers."""
 
 
 PLAIN_HABITS = Habits()
 
 
 def field_of(number: int) -> str:
-    """The name of a table's column, from 0."""
+    """The name of a table's column number `number`, from 0."""
     return f"v{number or ''}"
 
 
 def schema_of(storage_group: str, fields: int = 1) -> TableSchema:
-    """The table with so many fields, which is its version: each makes a new one."""
+    """The schema with `fields` fields, which is also its version."""
     columns = (Column(field_of(i), "INT64", False) for i in range(fields))
     return TableSchema(storage_group, TABLE, fields, (Column("device", "STRING", True), *columns))
 
@@ -82,41 +82,41 @@ class Cell:
 @dataclass(slots=True)
 class History:
     fields: dict[str, int] = field(default_factory=dict)
-    """By storage group, how many columns its table was said to have; 1 where nothing is here."""
+    """By storage group: number of columns that a reply stated for its table; 1 if absent."""
 
     sent: dict[Cell, int] = field(default_factory=dict)
     acked: dict[Cell, int] = field(default_factory=dict)
     deleted: dict[Cell, int] = field(default_factory=dict)
-    """The newest delete that was sent; it has a number of its own in the same series of values."""
+    """The newest delete that was sent; its number is from the same sequence as the values."""
 
     expired: set[Cell] = field(default_factory=set)
-    """What a strong read no longer gave though it was acknowledged before and not deleted."""
+    """Acknowledged and not deleted cells that a strong read no longer returned."""
 
     change_began: int = 0
-    """When the newest change was asked for."""
+    """When the newest change was requested."""
 
     moves: dict[tuple[GroupId, int], list[tuple[int, str, bool]]] = field(default_factory=dict)
-    """(group, slot) -> (when asked for, operation, whether the slot left) of each change that moved the slot
-    from or to the group and was not cancelled."""
+    """(group, slot) -> (time of the request, operation, whether the slot left) of each change that moved the
+    slot from or to the group and was not cancelled."""
 
     acks: dict[Cell, list[int]] = field(default_factory=dict)
-    """Everything acknowledged, rising."""
+    """All acknowledged values, ascending."""
 
     acked_at: dict[Cell, list[tuple[int, int]]] = field(default_factory=dict)
-    """(when, value) of everything acknowledged, rising."""
+    """(time, value) of all acknowledged values, ascending."""
 
     ops: dict[tuple[str, int, int], tuple[tuple[Cell, ...], int]] = field(default_factory=dict)
-    """By (session, slot, sequence), as the log has it: which cells, and their value."""
+    """By (session, slot, sequence), as in the log: the cells and their value."""
 
     lost_sessions: set[str] = field(default_factory=set)
-    """Opened by entries that nobody who lives has."""
+    """Sessions opened by entries that no living node has."""
 
     reads: int = 0
     writes: int = 0
     longest_gap_ms: int = 0
 
     def note_moves(self, operation: Operation) -> None:
-        """The newest change is this one."""
+        """Note the slot moves of the newest change."""
         for move in operation.moves:
             for slot in to_slots(move.slots):
                 for group, left in ((move.source, True), (move.target, False)):
@@ -124,21 +124,21 @@ class History:
                     self.moves.setdefault((group, slot), []).append(event)
 
     def forget_moves(self, operation: str) -> None:
-        """It was cancelled: every slot stayed where it was."""
+        """Drop the moves of a cancelled change."""
         for key, events in self.moves.items():
             self.moves[key] = [e for e in events if e[1] != operation]
 
     def had_left(self, group: GroupId, slot: int, at: int) -> bool:
-        """Whether the slot's last move that was asked for by `at` took it from the group."""
+        """Whether the slot's last move requested before or at `at` took it from the group."""
         lefts = [left for began, _, left in self.moves.get((group, slot), ()) if began <= at]
         return bool(lefts) and lefts[-1]
 
     def schema(self, storage_group: str) -> TableSchema:
-        """No older than what anybody was told."""
+        """The table's schema, not older than any that a reply stated."""
         return schema_of(storage_group, self.fields.get(storage_group, 1))
 
     def lose(self, ops: Iterable[tuple[str, int, int]]) -> int:
-        """These may be gone, and nothing else. Returns how many had been acknowledged."""
+        """Note that only these writes may be lost; returns how many of them were acknowledged."""
         before = sum(map(len, self.acks.values()))
         for cell, value in ((cell, value) for op in ops for cells, value in [self.ops[op]] for cell in cells):
             left = self.acks[cell] = [v for v in self.acks.get(cell, ()) if v != value]
@@ -149,7 +149,7 @@ class History:
 
 
 class View:
-    """A client's picture of the cluster, refreshed from any node that answers."""
+    """A client's view of the cluster, refreshed from any node that answers."""
 
     def __init__(self, sim: Sim[SimNode], seeds: list[NodeId]) -> None:
         self.sim = sim
@@ -183,7 +183,7 @@ class View:
         return hint if hint is not None else self.sim.rng.choice(members)
 
     def learn(self, group: GroupId, reply: ErrorReply) -> None:
-        """Where to go next after an error."""
+        """Choose the next target after an error."""
         self.leaders.pop(group, None)
         leader = reply.details.get("leader")
         if reply.code == "not_leader" and isinstance(leader, str):
@@ -195,7 +195,7 @@ class View:
 @dataclass(slots=True)
 class _Op:
     cells: tuple[Cell, ...]
-    """Of one device, by time and field; what a delete takes, whether it is there or not."""
+    """Cells of one device, by time and field; for a delete, all that it covers, whether they exist or not."""
 
     schema: TableSchema
     value: int
@@ -210,7 +210,7 @@ class _Op:
 
 
 class Writer:
-    """One client: one write after the other, for ever, until `stopping`."""
+    """A client that sends one write after the other until `stopping`."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Writer:
         self.stopping = False
         self.idle = True
         self._sessions: dict[GroupId, tuple[str, int]] = {}
-        """Per group the session and when it was opened."""
+        """By group: the session, and when it was opened."""
 
         self._sequences: dict[tuple[str, int], int] = {}
         self._value = 0
@@ -265,13 +265,13 @@ class Writer:
         self._send(_Op(cells, schema, self._value, partition, slot, delete, since=self.sim.now))
 
     def _choose(self, interval: int) -> Cell:
-        """The first cell of what is written next."""
+        """The first cell of the next write."""
         rng = self.sim.rng
         week, group = rng.randrange(4), rng.choice(self.groups)
         return Cell(group, self.name, week * interval + rng.randrange(self.habits.times))
 
     def _cells(self, first: Cell, schema: TableSchema, delete: bool) -> tuple[Cell, ...]:
-        """Some rows in a row, of a delete all of each, else at least one field."""
+        """The cells of some consecutive rows: for a delete all fields, otherwise at least one per row."""
         rng, fields = self.sim.rng, schema.fields
         rows = rng.randint(1, self.habits.rows) if self.habits.rows > 1 else 1
         cells = []
@@ -351,7 +351,7 @@ class Writer:
             return
         assert isinstance(reply, ErrorReply), reply
         if reply.code == "session_expired":
-            # Opened after the seal, where nothing of it can have counted; an older one moves along.
+            # Opened after the seal, so none of its writes took effect; an older session moves with the slot.
             lost = op.session in self.history.lost_sessions
             assert lost or self.history.had_left(op.session.partition(":")[0], op.slot, op.opened), reply
             self._sessions = {g: s for g, s in self._sessions.items() if s[0] != op.session}
@@ -366,21 +366,21 @@ class Writer:
             "overloaded",
             "refused",
             "not_found",
-            "log_corrupt",  # that member's own, as the client knows (`client.calls.GROUP_TRANSIENT`)
+            "log_corrupt",  # only that member's log, as the client knows (`client.calls.GROUP_TRANSIENT`)
         ), reply
         self.view.learn(group, reply)
         self.sim.at(RETRY_MS, lambda: self._send(op))
 
 
 class ExpiringWriter(Writer):
-    """Writes each cell once, with the time it is."""
+    """Writes each cell once, at the current time."""
 
     def _choose(self, interval: int) -> Cell:
         return Cell(EXPIRING, self.name, WALL_START_MS + self.sim.now)
 
 
 class Widener:
-    """One client that adds columns to tables, one after the other, until each has as many as it gets."""
+    """A client that adds columns to tables, one after the other, until each has `fields` columns."""
 
     def __init__(
         self, sim: Sim[SimNode], view: View, history: History, groups: list[str], fields: int
@@ -404,7 +404,9 @@ class Widener:
     def _ask(self, group: str, wanted: TableSchema) -> None:
         def on_reply(reply: Reply) -> None:
             if isinstance(reply, q.SchemaInForce):
-                assert reply.schema == wanted, f"S14: {group}: {reply.schema} in place of {wanted}"
+                assert reply.schema == wanted, (
+                    f"S14: {group}: the schema is {reply.schema} instead of {wanted}"
+                )
                 self.history.fields[group] = wanted.version
                 return self.start()
             assert isinstance(reply, ErrorReply), reply
@@ -435,7 +437,7 @@ def _rows(op: _Op) -> bytes:
 
 
 def _found(rows: pa.Table, spec: ScanSpec) -> dict[Cell, int]:
-    """What a read gave, by cell."""
+    """The values that a read returned, by cell."""
     storage_group, fields = spec.schema.storage_group, spec.schema.fields
     devices, times = rows["device"].to_pylist(), rows["time"].to_pylist()
     return {
@@ -458,7 +460,7 @@ def rows_of(pages: list[RowsScanned], spec: ScanSpec) -> pa.Table:
 
 
 class Reader:
-    """Strong reads of whole slots, also in the middle of a hand-over."""
+    """Sends strong reads of whole slots, also during slot migrations."""
 
     def __init__(self, sim: Sim[SimNode], view: View, history: History, groups: list[str]) -> None:
         self.sim = sim
@@ -477,13 +479,13 @@ class Reader:
             self.sim.at(self.sim.rng.randint(20, 120), self.start)
 
     def partitions(self) -> list[tuple[str, int]]:
-        """(storage group, week) of all that is written."""
+        """(storage group, week) of everything that is written."""
         assert self.view.meta is not None
         now = (WALL_START_MS + self.sim.now) // self.view.meta.settings.time_partition_interval_ms
         return [(EXPIRING, now), *((g, w) for g in self.groups for w in range(4))]
 
     def read(self, storage_group: str, week: int, then: Callable[[bool], None], retry: bool = False) -> None:
-        """Read one partition and check it against the history; `then(ok)`."""
+        """Read one partition, check it against the history, and call `then` with whether it was read."""
         meta = self.view.meta
         assert meta is not None
         partition = PartitionKey(storage_group, week, 0)
@@ -521,9 +523,10 @@ class Reader:
             def on_old(older: list[RowsScanned] | None) -> None:
                 if older is None:
                     return again()
-                # The new group has applied its deletes to its own rows.
+                # The target group has already applied its deletes to its own rows.
                 parts = [((), rows_of(older, spec)), ((NEWEST,), rows)]
-                # Of every page: rows of a later one may be gone by a delete that the first did not know.
+                # Deletes of all pages: a later page may lack rows by a delete that the first page did not
+                # know.
                 known = dict.fromkeys(t for page in pages for t in page.tombstones)
                 deletes = [t for t in known if t.partition == partition]
                 whole = merge(parts, deletes, spec.schema, spec)
@@ -540,7 +543,7 @@ class Reader:
         self._pages(self.view.target(group, members), request, [], on_new)
 
     def _pages(self, node: NodeId, request: q.ScanRows, got: list[RowsScanned], then: Pages) -> None:
-        """Every page of one scan from one node; None if one failed."""
+        """Fetch all pages of a scan from one node and pass them to `then`; None if a page failed."""
 
         def on_page(reply: Reply) -> None:
             if not isinstance(reply, RowsScanned):
@@ -553,28 +556,28 @@ class Reader:
         self.sim.call(CLIENT, node, request, on_page)
 
     def _check(self, spec: ScanSpec, floor: dict[Cell, int], expired: set[Cell], rows: pa.Table) -> None:
-        """`floor` and `expired` are what was known when the read began."""
+        """Check the rows of a strong read; `floor` and `expired` are as of the begin of the read."""
         found = _found(rows, spec)
         self.history.reads += 1
         for cell, value in floor.items():
             if _within(cell, spec):
-                value = min(value, self.history.acked.get(cell, 0))  # it may have been lost since
+                value = min(value, self.history.acked.get(cell, 0))  # it may have been lost during the read
                 got = found.get(cell, self.history.deleted.get(cell, 0))
                 if cell.storage_group == EXPIRING and cell.time < WALL_START_MS + self.sim.now - TTL_MS:
                     if not got:
                         self.history.expired.add(cell)
                     continue
                 assert got >= value, (
-                    f"S6: {cell} was acknowledged as {value}, a later strong read gave {found.get(cell)}"
+                    f"S6: {cell} was acknowledged as {value}, a later strong read returned {found.get(cell)}"
                 )
         for cell, value in found.items():
             assert value <= self.history.sent.get(cell, 0), f"S6: {cell} = {value} was never sent"
-            assert cell not in expired, f"S6: {cell} = {value} had expired and is back"
+            assert cell not in expired, f"S6: {cell} = {value} had expired and was read"
 
 
 class StaleReader(Reader):
-    """Mid and weak reads from any member (S17): what they say of their age is true, whatever the clocks show,
-    and no mid read is older than its bound."""
+    """Sends bounded and weak reads to any member and checks S17: the stated ages are true, whatever the
+    clocks show, and no bounded read is older than its bound."""
 
     def __init__(
         self, sim: Sim[SimNode], view: View, history: History, groups: list[str], bound_ms: int
@@ -614,7 +617,9 @@ class StaleReader(Reader):
     def _check_age(self, spec: ScanSpec, level: str, began: int, pages: list[RowsScanned]) -> None:
         ages = [page.age_ms for page in pages]
         if level == "mid":
-            assert min(ages) >= 0 and max(ages) <= self.bound_ms, f"S17: a mid read of ages {ages}"
+            assert min(ages) >= 0 and max(ages) <= self.bound_ms, (
+                f"S17: a bounded read has ages {ages}, its bound is {self.bound_ms}"
+            )
         if min(ages) < 0:
             return
         found = _found(rows_of(pages, spec), spec)
@@ -627,5 +632,5 @@ class StaleReader(Reader):
                 got = found.get(cell, self.history.deleted.get(cell, 0))
                 assert got >= floor, (
                     f"S17: {cell} was acknowledged as {floor} before {began} - {max(ages)} ms, "
-                    f"a {level} read gave {found.get(cell)}"
+                    f"a {level} read returned {found.get(cell)}"
                 )

@@ -117,7 +117,7 @@ def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:
 def test_of_a_run_that_never_ends_it_is_said_where_it_stands(tmp_path: Path) -> None:
     (tmp_path / "it.py").write_text("def look():\n    while True:\n        pass\n\n\nlook()\n")
     code, _, says = run_in(tmp_path, ["it.py"], 5)
-    assert code == 1 and re.fullmatch(r'it never ends: File ".*it\.py", line [23] in look', says), says
+    assert code == 1 and re.fullmatch(r'the run did not end: File ".*it\.py", line [23] in look', says), says
 
 
 def test_each_net_looks_for_a_planted_bug_by_itself() -> None:

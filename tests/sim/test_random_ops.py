@@ -50,7 +50,7 @@ def test_every_kind_of_leftover_is_seen() -> None:
     for kind, place in plants:
         node.disk.mkdirs(place.rpartition("/")[0])
         node.disk.create(place).close()
-        with pytest.raises(AssertionError, match=rf"{node.node} keeps .*{place}.*\({kind}\)"):
+        with pytest.raises(AssertionError, match=rf"{node.node} has leftover files .*{place}.*\({kind}\)"):
             check_clean(scenario.sim)
         node.disk.unlink(place)
         if kind not in ("orphan", "temporary"):
@@ -72,5 +72,5 @@ def test_a_member_that_does_not_delete_what_it_released_is_seen(monkeypatch: pyt
     monkeypatch.setattr(lazy.storage.files, "delete", lambda *_: None)
     scenario.finish(operation)
     scenario.quiet()
-    with pytest.raises(AssertionError, match=r"L4: node2 keeps .*\(orphan\)"):
+    with pytest.raises(AssertionError, match=r"L4: node2 has leftover files .*\(orphan\)"):
         check_converged(scenario.sim)

@@ -11,7 +11,7 @@ from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.replay import replayable
 from nodeagent.testing.scenario import run
-from nodeagent.testing.seeds import evidence
+from nodeagent.testing.seeds import result_line
 from nodeagent.testing.sim import Sim
 
 PINNED = (
@@ -46,8 +46,9 @@ def test_a_seed_is_a_run() -> None:
 
 def test_one_world_of_a_seed_can_be_run_alone() -> None:
     """A whole cluster and the client come by turns."""
-    assert re.fullmatch(r'\{"log":\[\{"seed":5,[^]]*\}\]\} .* s', evidence(5, "log"))
-    assert evidence(4, "client").startswith("{} ") and evidence(5, "cluster_swarm").startswith("{} ")
+    assert re.fullmatch(r'\{"log":\[\{"seed":5,[^]]*\}\]\} .* s', result_line(5, "log"))
+    assert result_line(4, "client").startswith("{} ")
+    assert result_line(5, "cluster_swarm").startswith("{} ")
 
 
 def test_a_failure_says_how_it_is_run_again_and_what_happened_last() -> None:

@@ -35,10 +35,10 @@ def test_every_fault_of_a_seed_can_be_written_down() -> None:
     [
         ("seed x", "line 2: "),
         ('plan {"clinets": 1}', r"line 2: .*unknown field `clinets`"),
-        ("  12 dwon node=m1", "line 2: no injection: '12 dwon node=m1'"),
+        ("  12 dwon node=m1", "line 2: not an injection: '12 dwon node=m1'"),
         ("  12 down node=m1 power=true", "line 2: .*back_ms"),
         ("  12 down node=m1 power=true back_ms=1.5", "line 2: .*back_ms"),
-        ("soon sleep node=m1 ms=2", "line 2: no injection"),
+        ("soon sleep node=m1 ms=2", "line 2: not an injection"),
     ],
 )
 def test_a_script_with_a_mistake_is_refused_by_line(line: str, why: str) -> None:

@@ -40,7 +40,7 @@ def test_the_stories_of_an_operation_and_of_a_slot_that_it_moved() -> None:
     lines = of_slot.lines
     seals = [n for n, line in enumerate(lines) if f"{move.source}: sealed by {removal.id}" in line]
     opens = [
-        n for n, line in enumerate(lines) if f"{move.target}: open, rows to come by {removal.id}" in line
+        n for n, line in enumerate(lines) if f"{move.target}: open, waits for rows by {removal.id}" in line
     ]
     assert seals and opens and seals[0] < opens[0]
 

@@ -81,7 +81,7 @@ def test_a_start_may_find_what_was_synced_and_the_first_of_the_rest(synced: int,
     ("synced", "found"), [(1, after(first=False)), (2, after()), (2, after(first=False))]
 )
 def test_a_start_that_finds_less_is_seen(synced: int, found: Recovered) -> None:
-    with pytest.raises(AssertionError, match="S6: a recovered another log"):
+    with pytest.raises(AssertionError, match="S6: a recovered a log that differs"):
         written(synced=synced).reopened(found, must_fit=True)
 
 
@@ -170,5 +170,5 @@ def test_what_a_disk_loses_after_it_was_acknowledged_counts_for_the_leader() -> 
 def test_what_was_never_durable_on_a_quorum_is_not_committed(
     acknowledged: tuple[int, int], lossy: bool
 ) -> None:
-    with pytest.raises(AssertionError, match="S6: a takes g/1"):
+    with pytest.raises(AssertionError, match="S6: a considers g/1"):
         _commits(acknowledged, lossy=lossy)

@@ -1,6 +1,6 @@
-"""Small scopes, exhaustively: every order of a few events, with the real code.
+"""Exhaustive exploration of small scopes: every order of a few events, with the real code.
 
-What a seed finds by luck is found here for certain, as long as it takes no more events than a scope has.
-`explore` goes through all states of a world, `raft_world` is one group of the real `raft`, `handover_world` a
-hand-over of slots, `scopes` says how much of them is tried, `fork` copies and names states.
+A bug that a seed finds by luck is certainly found here if it needs no more events than a scope has. `explore`
+visits all states of a world, `raft_world` is one group of the real `raft`, `handover_world` is a slot
+migration, `scopes` defines what is explored, and `fork` copies and digests states.
 """

@@ -1,4 +1,4 @@
-"""Go through every state that a world can come to."""
+"""Explore every state that a world can reach."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,54 +10,54 @@ T = TypeVar("T")
 
 
 class World(Protocol):
-    """A state, and what may happen next. Every event uses up something of which a world has so much, so that
-    nothing comes back to an earlier state."""
+    """A state and the events that may happen next. Every event uses up a limited resource, so that no state
+    is reached twice on the same path."""
 
     def events(self) -> Sequence[str]:
-        """What may happen next; of events that differ in names alone, one."""
+        """Events that may happen next; one of each set of events that differ only in names."""
 
     def after(self, event: str) -> Self:
-        """The state after it, this very one if nothing comes of it; this one stays as it is.
+        """The state after `event`, or this object if the event changes nothing. This state stays unchanged.
 
         Raises:
             AssertionError: an invariant is broken.
         """
 
     def rest(self) -> None:
-        """Nothing happens any more.
+        """Check a state in which no event changes anything.
 
         Raises:
-            AssertionError: something should.
+            AssertionError: something should still happen.
         """
 
     def name(self) -> bytes:
-        """The same for two states from which the same can follow."""
+        """A digest that is equal for two states with the same possible futures."""
 
 
 @dataclass(slots=True)
 class Explored:
     states: int = 0
-    """Different ones."""
+    """Number of different states."""
 
     steps: int = 0
-    """Events that changed something, each tried once in each state."""
+    """Number of events that changed something, each tried once in each state."""
 
     orders: int = 0
-    """Ways from the start to a state after which nothing happens."""
+    """Number of paths from the start to a state in which nothing more happens."""
 
     longest: int = 0
-    """Events of the longest."""
+    """Number of events of the longest path."""
 
     seconds: float = 0.0
     complete: bool = True
-    """Whether that is all there is, and not what `steps_max` left of it."""
+    """Whether all states were explored, without a stop at `steps_max`."""
 
 
 class Broken(AssertionError):
-    """`events` lead there from the start."""
+    """An invariant is broken; `events` lead there from the start."""
 
     def __init__(self, what: str, events: Sequence[str]) -> None:
-        super().__init__(what, events)  # as they are given, so that another process can be told
+        super().__init__(what, events)  # the same arguments, so that the exception can be pickled
         self.what = what
         self.events = tuple(events)
 
@@ -67,21 +67,21 @@ class Broken(AssertionError):
 
 @dataclass(slots=True)
 class _Place:
-    """A state on the way that is being tried."""
+    """A state on the current path."""
 
     world: World
     name: bytes
     ahead: Iterator[str]
     orders: int = 0
     event: str = ""
-    """The one being tried; "" when all were."""
+    """The event being tried; "" if all were."""
 
 
 def explore(start: World, steps_max: int | None = None) -> Explored:
-    """Depth first, each state once; memory grows with the number of states by their names alone.
+    """Explore depth first, visiting each state once; only the digests of visited states are kept in memory.
 
     Raises:
-        Broken: an invariant is, with the events that lead there. There may be a shorter way.
+        Broken: an invariant is broken. There may be a shorter path to the same failure.
     """
     began = time.monotonic()
     found = Explored(states=1)

@@ -1,7 +1,7 @@
-"""Copies of state machines, and names for what they are in.
+"""Copies of state machines, and digests of their states.
 
-A copy shares what nobody changes (messages, entries, configs) and copies what may change (lists, dicts, and
-the objects of the code under test).
+A copy shares immutable objects (messages, entries, configs) and copies mutable ones (lists, dicts, and the
+objects of the code under test).
 """
 
 from collections import deque
@@ -30,11 +30,11 @@ DROPPED = frozenset(
         "stirred",
     }
 )
-"""Fields that decide nothing in these worlds: deadlines, which an event lets pass whenever it likes, and what
-is the same everywhere."""
+"""Fields that decide nothing in these worlds: deadlines, which events may let pass at any time, and values
+that are equal everywhere."""
 
 AGES = frozenset({"_contact_at", "doubted_at", "moved_at"})
-"""Moments in the past. Of them counts how long ago they are, and of that whether a bound has passed."""
+"""Times in the past. A digest contains only which bounds their age exceeds."""
 
 
 @cache
@@ -51,7 +51,7 @@ def fields_of(cls: type) -> tuple[str, ...]:
 
 @cache
 def _named_fields_of(cls: type) -> tuple[tuple[str, bool], ...]:
-    """Those that count in a name, and whether they are ages."""
+    """Fields that are part of a digest, and whether each is an age."""
     return tuple((name, name in AGES) for name in fields_of(cls) if name not in DROPPED)
 
 
@@ -61,7 +61,7 @@ def _is_copied(value: object) -> bool:
 
 
 def fork(value: Any) -> Any:
-    """A copy that shares nothing that changes. Objects that name one another do so in the copy."""
+    """A copy that shares no mutable object. References between objects are kept within the copy."""
     return _fork(value, {})
 
 
@@ -89,11 +89,11 @@ def _fork(value: Any, known: dict[int, Any]) -> Any:
 
 
 def digest(value: Any, clock: int, bounds: tuple[int, ...]) -> bytes:
-    """The same for two states from which the same can follow.
+    """A digest that is equal for two states with the same possible futures.
 
     Args:
-        clock: what ages are counted from.
-        bounds: of ages (ms), ascending.
+        clock: current time, from which ages are computed.
+        bounds: bounds of ages in ms, ascending.
     """
     seen: set[int] = set()
 

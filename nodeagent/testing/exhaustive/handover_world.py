@@ -1,10 +1,10 @@
-"""The hand-over of slots between groups: the real `scaling`, `meta.changes` and `data`, without Raft.
+"""Slot migration between groups: the real `scaling`, `meta.changes` and `data`, without Raft.
 
-A group is its committed log and configuration, and each replica's place in it. Whoever has a vote and has
-applied all of it may act as its leader, by any picture of the operation that the meta group ever had. What is
-reported arrives at any later time, as often as it likes. A row is a file that is in the manifest at once, and
-a delete covers all rows that its slot has. A newcomer is sent a state by a leader; who is no member any more,
-by such a picture, drops what it has.
+A group is its committed log and config, and each replica's applied index. Any voter that has applied the
+whole log may act as leader, by any view of the operation that the meta group ever had. Progress reports
+arrive at any later time, any number of times. A row is a file that is in the manifest at once, and a delete
+covers all rows of its slot. A leader sends a state to a newcomer; a node that is no longer a member, by some
+view, drops its replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,44 +40,44 @@ Log = tuple[bytes, ...]
 Pulled = tuple[PulledSlot, ...]
 
 DELETE = b"delete "
-"""How a command begins that deletes all rows of a slot; the number of the slot follows."""
+"""Prefix of a command that deletes all rows of a slot; the slot number follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverBounds:
-    """How much may happen beside the operation."""
+    """How much may happen in addition to the operation."""
 
     writes: int = 0
     deletes: int = 0
     spoiled: int = 0
-    """Copies that differ from those of other members: they lack a file, or a delete."""
+    """Copies that differ from other members' copies: they lack a file or a delete."""
 
     stale: int = 0
-    """Acts by a picture of the operation that is not the newest."""
+    """Actions by an outdated view of the operation."""
 
     again: int = 0
-    """Commands that are logged a second time, as by two leaders."""
+    """Commands that are logged twice, as by two leaders."""
 
     cancels: int = 0
     changes: int = 0
-    """Operations after the first: each takes the slots back, or tries again what was cancelled."""
+    """Operations after the first: each moves the slots back, or retries a cancelled operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A node's part of a group: it has applied so many entries of the log."""
+    """A node's replica of a group: the number of log entries that it has applied."""
 
     applied: int = 0
     origin: bytes = b""
-    """The state that it was sent, with which it began; b"" for one that was there from the beginning."""
+    """The state that was sent to it at its creation; b"" for an initial replica."""
 
     begun: int = 0
-    """How many entries that state holds."""
+    """Number of entries that `origin` includes."""
 
 
 @cache
 def _after(group: GroupId, slots: Ranges, origin: bytes, log: Log) -> DataState:
-    """The group's state after these commands, which follow `origin` if there is one. Nobody changes it."""
+    """The group's state after these commands, which follow `origin` if it is given. Must not be changed."""
     state = initial(group, slots)
     if origin:
         saved = decode_checkpoint(origin)
@@ -94,7 +94,7 @@ def _after(group: GroupId, slots: Ranges, origin: bytes, log: Log) -> DataState:
 
 
 def _take(state: DataState, payload: bytes) -> None:
-    """A row or a delete, which is the state's next entry."""
+    """Apply a row or a delete as the state's next entry."""
     if payload.startswith(DELETE):
         slot = int(payload.removeprefix(DELETE))
         if state.writes.check_slot(slot) is None:
@@ -115,18 +115,18 @@ def _row(slot: int, index: int, number: int) -> FileMeta:
 
 
 def _numbers(state: DataState, slot: int) -> set[str]:
-    """Rows that are not deleted, by what stays the same when they are adopted."""
+    """Rows of a slot that are not deleted, by their hash, which an adoption does not change."""
     deletes = state.files.tombstones.of(_partition(slot), "t")
     return {f.xxh3 for f in state.files.manifest.of_slot(slot) if not any(t.masks(f) for t in deletes)}
 
 
 def _content(pulled: Pulled) -> list[tuple[int, list[str], int]]:
-    """What makes copies equal: files and deletes of each slot."""
+    """Files and deletes of each slot; equal for equal copies."""
     return [(p.slot, sorted(f.xxh3 for f in p.files), len(p.tombstones)) for p in pulled]
 
 
 def _spoilt(pulled: Pulled) -> Pulled:
-    """Without a delete or a file of its first slot that has any; as it is when none has."""
+    """The copy without one delete or file of its first slot that has any; unchanged if no slot has any."""
     for at, slot in enumerate(pulled):
         if slot.tombstones or slot.files:
             lacks = {"tombstones": slot.tombstones[1:]} if slot.tombstones else {"files": slot.files[1:]}
@@ -135,7 +135,8 @@ def _spoilt(pulled: Pulled) -> Pulled:
 
 
 def _pulled(state: DataState, slot: int) -> PulledSlot:
-    """As `host.sources`: deletes that mask nothing are forgotten by some members and not by others."""
+    """What `host.sources` offers: without deletes that mask nothing, which only some members have
+    forgotten."""
     files = state.files.manifest.of_slot(slot)
     deletes = state.files.tombstones.of(_partition(slot), "t")
     return PulledSlot(slot, files, tuple(t for t in deletes if any(t.masks(f) for f in files)))
@@ -164,7 +165,7 @@ def _back(move: SlotMove) -> SlotMove:
 
 
 def _members(op: Operation, change: GroupChange) -> tuple[NodeId, ...]:
-    """Of the group, but for who comes with the operation: until it is done, nobody has left."""
+    """Members of the group without the operation's change in progress: before its end, no node has left."""
     return change.after if op.stage is Stage.DONE else change.before
 
 
@@ -173,7 +174,7 @@ def _undone(change: GroupChange) -> GroupChange:
 
 
 class HandoverWorld:
-    """See the module. An event is a verb, a node or group that it concerns, and more."""
+    """A state of the migration. An event is a verb, the node or group that it concerns, and more words."""
 
     def __init__(
         self,
@@ -197,24 +198,24 @@ class HandoverWorld:
         self.configs = {group: Config(before[group]) for group in owners}
         self.left = left
         self.views: tuple[bytes, ...] = (_begun(1, moves, members),)
-        """What the meta group said of the operations, the newest last."""
+        """All states of the operations in the meta group, newest last."""
 
         self.logs: dict[GroupId, Log] = dict.fromkeys(owners, ())
         self.replicas: dict[tuple[GroupId, NodeId], Replica] = {
             (g, n): Replica() for g in owners for n in before[g]
         }
         self.made: frozenset[tuple[str, GroupId, NodeId]] = frozenset()
-        """Newcomers that can take a state, by operation: nothing is left of what they had."""
+        """Newcomers that can receive a state, by operation: nothing of an earlier replica is left."""
 
         self.copies: dict[tuple[str, GroupId, NodeId, Ranges], Pulled] = {}
-        """By operation, target, node and slots of the unit: what is staged."""
+        """Staged files by operation, target, node and slots of the unit."""
 
         self.evidence: frozenset[bytes] = frozenset()
         self.written: dict[int, frozenset[str]] = {}
-        """By slot: what was acknowledged, and not deleted."""
+        """By slot: rows that were acknowledged and not deleted."""
 
         self.deleted: dict[int, frozenset[str]] = {}
-        """By slot: what was deleted, which was acknowledged."""
+        """By slot: rows whose delete was acknowledged."""
 
     def head(self, group: GroupId) -> DataState:
         return _after(group, self.owners[group], b"", self.logs[group])
@@ -223,7 +224,7 @@ class HandoverWorld:
         return self._state(group, self.replicas[group, node], self.replicas[group, node].applied)
 
     def _coming(self, group: GroupId, node: NodeId) -> DataState:
-        """When a member has applied all there is; of who is none what it has."""
+        """The state of a member after it applies the whole log; the current state of a non-member."""
         replica = self.replicas[group, node]
         is_member = node in self.configs[group].members
         return self._state(group, replica, len(self.logs[group]) if is_member else replica.applied)
@@ -244,7 +245,7 @@ class HandoverWorld:
         views = range(oldest, len(self.views))
         for (group, node), replica in self.replicas.items():
             if node not in self.configs[group].members:
-                continue  # nobody sends it anything any more
+                continue  # a non-member receives no entries
             if replica.applied < len(self.logs[group]):
                 events.append(f"apply {group} {node}")
             elif node in self.configs[group].voters:
@@ -258,7 +259,7 @@ class HandoverWorld:
         open_slots = [(g, slot) for g in self.logs for slot in sorted(self.head(g).slots.open)]
         for verb, count in (("write", left.writes), ("delete", left.deletes)):
             events += [f"{verb} {g} {slot}" for g, slot in open_slots if count]
-        if left.again:  # but for deletes: sessions see to it that one counts once
+        if left.again:  # except deletes: sessions ensure that each takes effect once
             logged = [(g, at) for g, log in self.logs.items() for at, c in enumerate(log) if DELETE not in c]
             events += [f"again {g} {at}" for g, at in logged]
         if left.cancels:
@@ -268,7 +269,7 @@ class HandoverWorld:
         return events
 
     def _of_members(self, views: range) -> list[str]:
-        """What newcomers do, who sends them what, and who drops what it had."""
+        """Events of member changes: newcomers join and receive states, leavers drop their replicas."""
         events = []
         for view in views:
             op = self.op(view)
@@ -310,7 +311,7 @@ class HandoverWorld:
         return world
 
     def _known(self) -> list[Any]:
-        """Everything but how much may still happen."""
+        """Everything except the remaining bounds."""
         return [
             self.logs,
             self.replicas,
@@ -362,7 +363,7 @@ class HandoverWorld:
         self.replicas[group, node] = replace(replica, applied=replica.applied + 1)
 
     def _is_staged(self, group: GroupId, node: NodeId, encoded: bytes) -> None:
-        """A member that comes to an `Adopt` has copies of what it adopts."""
+        """Check that a member that applies an `Adopt` has staged the files it adopts."""
         command = data.decode(encoded)
         if isinstance(command, data.Adopt) and command.operation in self.at(group, node).slots.arriving:
             staged = (command.operation, group, node, command.slots) in self.copies
@@ -388,7 +389,8 @@ class HandoverWorld:
         self._append(group, data.encode(command))
 
     def _append(self, group: GroupId, command: bytes) -> None:
-        """Members of a group that gives nothing away apply it at once: nobody looks at what they hold."""
+        """Append a command. Members of a group that loses no slots apply it at once, because their lag has no
+        effect."""
         log = self.logs[group] = (*self.logs[group], command)
         if group in self.op().losing:
             return
@@ -398,7 +400,7 @@ class HandoverWorld:
                     self._apply(group, node)
 
     def _act(self, group: GroupId, node: NodeId, view: str) -> None:
-        """The node leads the group and does what is due."""
+        """Let the node lead the group and take its next actions."""
         op = self._look(view)
         if op.ended:
             return
@@ -434,11 +436,11 @@ class HandoverWorld:
         assert leader in voters, f"S12: {leader} leads {group} and leaves it"
         assert len(before ^ voters) <= 1, f"S12: {group} goes from {before} to {voters}"
         for node in voters - before:
-            assert self._is_head(group, node), f"S12: {node} votes in {group} before it caught up"
+            assert self._is_head(group, node), f"S12: {node} becomes a voter of {group} before it caught up"
         for node in before - voters:
             is_source = any(m.source == group and node in m.source_members for m in op.moves)
             serves = not is_source or self.at(group, node).sealed_ready(op.id)
-            assert serves, f"S9: {node} leaves {group}, and cannot serve what it has for {op.id}"
+            assert serves, f"S9: {node} leaves {group} and cannot serve its files for {op.id}"
 
     def _take_parts(
         self, group: GroupId, operation: str, parts: Sequence[groups.Part], then: data.Open | None
@@ -452,7 +454,7 @@ class HandoverWorld:
             self._log(group, then)
 
     def _adopt(self, op: Operation, group: GroupId, node: NodeId) -> None:
-        """As `Mover.adopt_commands`."""
+        """Log adoptions as `Mover.adopt_commands` does."""
         units = [u for u in moving.units(op) if u.move.target == group]
         assert not self._differ(op, group), f"S10: {group} adopts copies that differ"
         staged = [self.copies.get((op.id, group, node, u.slots)) for u in units]
@@ -464,14 +466,15 @@ class HandoverWorld:
             self._log(group, data.Adopt(op.id, unit.slots, tuple(files), tuple(tombstones)))
 
     def _join(self, group: GroupId, node: NodeId, view: str) -> None:
-        """It made an empty replica, and says so."""
+        """Let a newcomer create an empty replica and report it."""
         op = self._look(view)
         self.made |= {(op.id, group, node)}
         reports = groups.joins_due(op, node, {group}, 0)
         self.evidence |= {meta.encode(r.command) for r in reports}
 
     def _send(self, group: GroupId, leader: NodeId, node: NodeId) -> None:
-        """As `DataReplica`: a newcomer gets no files of slots that leave, unless it is a source of them."""
+        """Send a state as `DataReplica` does: without files of leaving slots, unless the newcomer is a
+        source."""
         state = self.at(group, leader)
         sources = {self.op(v).id: self.op(v) for v in range(len(self.views))}
         is_source = {
@@ -484,7 +487,7 @@ class HandoverWorld:
         op = self.op()
         leaving = () if op.ended or op.id in is_source else expand(groups.slots_from(op, group))
         sent = [f.name for f in point.files if f.slot in leaving]
-        assert not sent, f"S9: {node} is sent {sent}, which leave {group}"
+        assert not sent, f"S9: {node} receives {sent}, whose slots leave {group}"
         saved = encode_checkpoint(point)
         applied = len(self.logs[group])
         self.replicas[group, node] = Replica(applied, saved, applied)
@@ -492,17 +495,17 @@ class HandoverWorld:
     def _drop(self, group: GroupId, node: NodeId, view: str) -> None:
         self._look(view)
         is_member = node in self.configs[group].members
-        assert not is_member, f"S9: {node} drops what it has of {group}, of which it is a member"
+        assert not is_member, f"S9: {node} drops its replica of {group} although it is a member"
         del self.replicas[group, node]
 
     def _ready(self, node: NodeId, view: str) -> None:
-        """What it says of itself as a source."""
+        """Let the node report that it is ready as a source."""
         states = {group: self.at(group, member) for group, member in self.replicas if member == node}
         reports = groups.sources_due(self._look(view), node, states, 0)
         self.evidence |= {meta.encode(r.command) for r in reports}
 
     def _differ(self, op: Operation, group: GroupId) -> bool:
-        """Whether the copies of the members of a gaining group do."""
+        """Whether the members of a gaining group have different copies."""
         found: dict[Ranges, list[Any]] = {}
         for (operation, target, node, slots), pulled in self.copies.items():
             if (operation, target) == (op.id, group) and node in op.required(group):
@@ -510,13 +513,13 @@ class HandoverWorld:
         return any(copy != copies[0] for copies in found.values() for copy in copies)
 
     def _copy(self, node: NodeId, source: NodeId, view: str) -> None:
-        """As `Mover`: the node pulls what it lacks from a previous holder, or takes its own."""
+        """Let the node pull the files it lacks from a source, or use its own, as `Mover` does."""
         op = self._look(view)
         for unit, pulled in self._lacking(op, node, source):
             self._stage(op, node, unit, pulled)
 
     def _spoil(self, node: NodeId, source: NodeId, view: str) -> None:
-        """As `_copy`, of one unit that other members copy too; the copy is not what the source has."""
+        """Stage an altered copy of one unit that other members copy too."""
         op = self._look(view)
         for unit, pulled in self._lacking(op, node, source):
             if len(op.required(unit.move.target)) > 1 and _spoilt(pulled) != pulled:
@@ -525,7 +528,7 @@ class HandoverWorld:
                 return
 
     def _lacking(self, op: Operation, node: NodeId, source: NodeId) -> list[tuple[moving.Unit, Pulled]]:
-        """What the node has no copies of, as the source gives it."""
+        """Units that the node has no copies of, with the files that the source offers."""
         found = []
         for unit in moving.due(op, moving.units(op), node, LIFE):
             move = unit.move
@@ -549,10 +552,10 @@ class HandoverWorld:
         heads = {group: self.head(group) for group in self.logs}
         for slot in {s for move in op.moves for s in expand(move.slots)}:
             takers = [g for g, state in heads.items() if slot in state.slots.open]
-            assert len(takers) <= 1, f"S8: {takers} take writes of slot {slot}"
+            assert len(takers) <= 1, f"S8: {takers} all accept writes of slot {slot}"
             held = (_numbers(self._coming(group, node), slot) for group, node in self.replicas)
             lost = self._written_in(slot).difference(*held)
-            assert not lost, f"S10: rows of slot {slot} are nowhere"
+            assert not lost, f"S10: rows of slot {slot} are lost"
         if op.ended:
             self._check_end(op, heads)
 
@@ -560,7 +563,7 @@ class HandoverWorld:
         return self.written.get(slot, frozenset())
 
     def rest(self) -> None:
-        """An operation waits for an operator where copies differ."""
+        """Every operation ends, unless copies differ: then it waits for an operator."""
         op = self.op()
         waits = op.stage is Stage.MOVING and any(self._differ(op, group) for group in op.gaining)
         assert op.ended or waits, f"L2: {op.id} stays in {op.stage}"
@@ -570,20 +573,20 @@ class HandoverWorld:
             owner = move.source if op.stage is Stage.CANCELLED else move.target
             for slot in expand(move.slots):
                 taken = slot in heads[owner].slots.open
-                assert taken, f"L2: {op.id} ended, and {owner} takes no writes of slot {slot}"
+                assert taken, f"L2: {op.id} ended and {owner} accepts no writes of slot {slot}"
                 for node in self.configs[owner].voters:
                     lacks = self._written_in(slot) - _numbers(self._coming(owner, node), slot)
-                    assert not lacks, f"S9: {op.id} ended, and {node} lacks rows of slot {slot} in {owner}"
+                    assert not lacks, f"S9: {op.id} ended and {node} lacks rows of slot {slot} in {owner}"
                     back = self.deleted.get(slot, frozenset()) & _numbers(self._coming(owner, node), slot)
-                    assert not back, f"S8: {op.id} ended, and {owner} has deleted rows of slot {slot}"
+                    assert not back, f"S8: {op.id} ended and {owner} has deleted rows of slot {slot}"
         for change in op.changes:
             config = self.configs[change.group]
             settled = sorted(config.voters) == sorted(_members(op, change)) and not config.learners
-            assert settled, f"L4: {op.id} ended, and {change.group} is {config}"
+            assert settled, f"L4: {op.id} ended and the config of {change.group} is {config}"
         for group, state in heads.items():
             slots = state.slots
-            assert not slots.sealed, f"L4: {op.id} ended, and {group} keeps {slots.sealed}"
-            assert not slots.arriving, f"L4: {op.id} ended, and {group} waits for {slots.arriving}"
+            assert not slots.sealed, f"L4: {op.id} ended and {group} still has sealed slots {slots.sealed}"
+            assert not slots.arriving, f"L4: {op.id} ended and {group} still waits for {slots.arriving}"
 
     def name(self) -> bytes:
         left = self.left

@@ -1,11 +1,11 @@
-"""One group of the real `raft`, on disks that write when an event says so, and a network of loose messages.
+"""One group of the real `raft`, with disks that complete writes by events and a network without any order.
 
-A message that was sent may arrive at any later time, after any other, or never. A disk completes its writes
-in order. What a host does with a Ready is done here without its jobs: of a snapshot there is the base alone,
-and it is installed by one write.
+A message may arrive at any later time, in any order, or never. A disk completes its writes in order. The
+world handles a Ready as a host does, but without jobs: a snapshot is only its base, installed by a single
+write.
 
-An election is one event up to the requests for votes: the pre-vote is asked of just enough members, who
-answer at once. The others' patience has run out by then, for safety must not rest on it.
+An election is one event up to the vote requests: just enough members receive the pre-vote request, and answer
+at once. The election timeouts of all nodes have passed by then, because safety must not depend on them.
 """
 
 from collections.abc import Sequence
@@ -47,10 +47,10 @@ _decode = msgspec.msgpack.Decoder(RaftMessage).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 LAPSES = 5
-"""Election timeouts without an answer after which nobody leads any more."""
+"""Election timeouts without a reply after which a leader must have stepped down."""
 
 SETTLE_MAX = 5_000
-"""Writes and arrivals after which nodes that hear one another have nothing left to say."""
+"""Number of writes and deliveries within which connected nodes must have nothing left to send."""
 
 Sent = tuple[NodeId, NodeId, bytes]
 """(to, from, message)"""
@@ -62,7 +62,7 @@ class RaftBounds:
 
     campaigns: int = 0
     lapses: int = 0
-    """Campaigns of a node that led until then: its own patience with silence is over first."""
+    """Campaigns of a node that was leader until then: it first steps down for lack of replies."""
 
     commands: int = 0
     changes: int = 0
@@ -72,26 +72,26 @@ class RaftBounds:
     reads: int = 0
     transfers: int = 0
     repeats: int = 0
-    """Messages that arrive and stay under way."""
+    """Messages that are delivered and stay in transit."""
 
     prompt: bool = False
-    """Whether disks write at once."""
+    """Whether disks complete writes at once."""
 
     configs: tuple[Config, ...] = ()
-    """What the members may be changed to."""
+    """Configs that the group may change to."""
 
     alike: tuple[NodeId, ...] = ()
-    """Nodes that can be told apart by their names alone as long as nothing happened to them."""
+    """Nodes that differ only in their names until the first event that involves them."""
 
 
 @dataclass(slots=True)
 class _Write:
     ops: list[LogOp]
     last: tuple[int, int] | None = None
-    """Of the log, when entries are among them."""
+    """Last (index, term) of the log, if the write contains entries."""
 
     base: Base | None = None
-    """Of the snapshot that is installed by it."""
+    """Base of the snapshot that the write installs."""
 
     sends: list[tuple[NodeId, RaftMessage]] = field(default_factory=list)
 
@@ -100,12 +100,12 @@ class _Write:
 
 
 def _drawn(life: int) -> float:
-    """What a process draws: another number in each life."""
+    """The random number of a process; differs in each life."""
     return (0.5 + life / 128) % 1
 
 
 class Member:
-    """A node: what `RaftSafety` asks of a machine and of a replica."""
+    """A node, which is both the machine and the replica that `RaftSafety` checks."""
 
     __slots__ = (
         "_name",
@@ -141,7 +141,7 @@ class Member:
         self.writes: list[_Write] = []
         self.offer: tuple[NodeId, SnapshotOffer] | None = None
         self.read_from: int | None = None
-        """What a read under way must at least see."""
+        """Minimum index that a read in progress must return."""
 
         self.rebasing = False
         self._name: bytes | None = None
@@ -176,7 +176,7 @@ class Member:
         self.life += 1
         self._start(self.raft.clock)
 
-    # What `RaftSafety` asks.
+    # Required by `RaftSafety`.
 
     @property
     def durable(self) -> Self:
@@ -204,13 +204,13 @@ class Member:
 
 
 class RaftWorld:
-    """See the module. An event is a verb, the node that it happens to, and more nodes or a number."""
+    """A state of the group. An event is a verb, the node that it happens to, and more nodes or a number."""
 
     def __init__(self, config: Config, bounds: RaftBounds, others: Sequence[NodeId] = ()) -> None:
         self.nodes = {
             n: Member(n, config if n not in others else Config()) for n in (*config.members, *others)
         }
-        assert len(config.voters) > 1, "one voter alone asks nobody"
+        assert len(config.voters) > 1, "a world needs at least two voters"
         self.net: tuple[Sent, ...] = ()
         self.left = bounds
         self.fresh = frozenset(bounds.alike)
@@ -245,7 +245,7 @@ class RaftWorld:
                 events.append(f"crash {node}")
             if member.offer is not None and not member.rebasing:
                 events.append(f"install {node}")
-            may_purge = left.purges and member.offer is None  # as `Replica`: one or the other
+            may_purge = left.purges and member.offer is None  # as in `Replica`: one or the other
             if may_purge and min(member.seen, raft.commit) > raft.log.base.index:
                 events.append(f"purge {node}")
             if left.reads and member.read_from is None and raft.leader is not None:
@@ -269,12 +269,12 @@ class RaftWorld:
         return events
 
     def _is_twin(self, node: NodeId, *touched: NodeId) -> bool:
-        """Nothing happened to it yet, nor to another one that stands before it: the same happens there."""
+        """Whether the node is untouched and so is one with a smaller name, which stands for both."""
         fresh = self.fresh.difference(touched)
         return node in fresh and node != min(fresh)
 
     def strangers(self) -> list[NodeId]:
-        """Nodes that know the group, and that no config in any log names."""
+        """Nodes that know the group and that no config in any log names."""
         named: set[NodeId] = set()
         for member in self.nodes.values():
             log, disk = member.raft.log, member.disk
@@ -284,7 +284,7 @@ class RaftWorld:
         return [n for n, m in self.nodes.items() if m.raft.term and n not in named]
 
     def outsiders(self) -> list[NodeId]:
-        """Nodes that know the group, and that are named by no config from the last committed one on."""
+        """Nodes that know the group and that no config names, from the last committed one on."""
         rafts = [m.raft for m in self.nodes.values()]
         newest = max(rafts, key=lambda raft: raft.commit)
         commit, named = newest.commit, set(newest.log.config_at(newest.commit).members)
@@ -305,7 +305,7 @@ class RaftWorld:
         return world
 
     def _touch(self, node: NodeId) -> Member:
-        """The node, to be changed."""
+        """A copy of the node that may be changed."""
         self.fresh -= {node}
         member = self.nodes[node] = self.nodes[node].copy()
         return member
@@ -347,23 +347,23 @@ class RaftWorld:
 
     def _campaign(self, node: NodeId, *asked: NodeId) -> None:
         self._spend("campaigns")
-        for name in self.nodes:  # their patience is over
+        for name in self.nodes:  # their election timeouts pass
             waited = self.nodes[name] = self.nodes[name].copy()
             waited.raft.clock += 2 * SETTINGS.election_timeout_ms
         member = self._touch(node)
         if member.leads:
             self._spend("lapses")
-        for _ in range(LAPSES):  # nobody answers it; what it still says is lost
+        for _ in range(LAPSES):  # without replies; its messages are lost
             if not member.leads:
                 break
             member.raft.tick(member.raft.clock + SETTINGS.election_timeout_ms)
             member.raft.take()
-        assert not member.leads, f"L1: {node} leads, and nobody answers it"
+        assert not member.leads, f"L1: {node} still leads without replies"
         member.raft.tick(max(member.raft.clock, member.raft.deadline()))
         ready = member.raft.take()
         request = next((m for _, m in ready.now if isinstance(m, VoteRequest)), None)
         for peer in asked:
-            if request is None:  # it is alone
+            if request is None:  # it is the only voter
                 break
             other = self.nodes[peer]
             other.raft.step(node, request, other.raft.clock)
@@ -374,7 +374,7 @@ class RaftWorld:
 
     def _command(self, node: NodeId) -> None:
         member = self._touch(node)
-        with suppress(NotLeader):  # it is leaving, or handing over
+        with suppress(NotLeader):  # it is leaving, or transferring its leadership
             member.raft.propose([f"{node} {member.raft.log.last_index}".encode()], member.raft.clock)
         self._spend("commands")
         self._turn(member)
@@ -385,11 +385,11 @@ class RaftWorld:
         member.raft.change(self.left.configs[int(at)], member.raft.clock)
         self._turn(member)
 
-    def _transfer(self, node: NodeId, heir: NodeId) -> None:
+    def _transfer(self, node: NodeId, target: NodeId) -> None:
         self._spend("transfers")
         member = self._touch(node)
         with suppress(NodeAgentError):
-            member.raft.transfer(heir, member.raft.clock)
+            member.raft.transfer(target, member.raft.clock)
         self._turn(member)
 
     def _beat(self, node: NodeId) -> None:
@@ -429,21 +429,21 @@ class RaftWorld:
         member.writes.append(_Write([Rebase(GROUP, base, keep)], base=base))
         self._turn(member)
 
-    # --- before everything may happen --------------------------------------------------------------
+    # --- events of scripts -------------------------------------------------------------------------
 
     def begun(self, script: str) -> "RaftWorld":
-        """The state after these events, which use up nothing.
+        """The state after the events of a script, which do not count against the bounds.
 
         Args:
-            script: separated by semicolons. Beside the events that may happen (`command a`, `purge a`):
-                - `elect a b c`: a wins an election by the votes of b and c
-                - `settle a b`: what these tell one another arrives, and all of it is written
-                - `hear a b`: what b told a arrives
-                - `lose`, `lose a`: what is under way is lost, or what of it comes from a or goes there
-                - `fill a`: its disk has no room for entries; `empty a`: it has again
-                - `drop 3`: that message is lost
-                - `forget a`: it is no member any more, and drops its log
-                - `wipe a`: the same, and it comes back on a new disk
+            script: events separated by semicolons. In addition to those of `events` (`command a`, `purge a`):
+                - `elect a b c`: a wins an election with the votes of b and c
+                - `settle a b`: all messages between these nodes arrive, and all writes complete
+                - `hear a b`: all messages from b to a arrive
+                - `lose`, `lose a`: all messages in transit are lost, or those from and to a
+                - `fill a`: the disk of a has no space for entries; `empty a`: it has space again
+                - `drop 3`: message number 3 is lost
+                - `forget a`: a is no longer a member and drops its log
+                - `wipe a`: the same, and a returns on a new disk
         """
         world, left = self, self.left
         events = list(filter(None, script.split("; ")))
@@ -457,24 +457,25 @@ class RaftWorld:
         return world
 
     def _elect(self, node: NodeId, *voters: NodeId) -> None:
-        """It wins an election by the votes of these."""
+        """Let the node win an election with the votes of `voters`."""
         quorum = self.nodes[node].raft.log.config.quorum
-        under_way, self.net = self.net, ()
+        in_transit, self.net = self.net, ()
         term = self.nodes[node].raft.term
         while not self.nodes[node].leads or self.nodes[node].raft.term == term:
-            if not self._next([node, *voters]):  # a first try may tell it of a term alone
+            if not self._next([node, *voters]):  # a first attempt may only raise its term
                 self._campaign(node, *voters[: quorum - 1])
-        self.net = tuple(sorted([*under_way, *self.net]))
+        self.net = tuple(sorted([*in_transit, *self.net]))
 
     def _settle(self, *among: NodeId) -> None:
-        """Everything among these arrives and is written."""
+        """Deliver all messages between these nodes and complete all their writes."""
         for _ in range(SETTLE_MAX):
             if not self._next(among):
                 return
-        raise AssertionError(f"L1: {among} go on telling one another")
+        raise AssertionError(f"L1: {among} do not stop exchanging messages")
 
     def _next(self, among: Sequence[NodeId]) -> bool:
-        """One write or arrival among these, if there is any."""
+        """Complete a write of these nodes or deliver a message between them; returns False if there is
+        none."""
         for node in among:
             if self.nodes[node].writes:
                 self._write(node)
@@ -486,26 +487,27 @@ class RaftWorld:
         return False
 
     def _hear(self, node: NodeId, sender: NodeId) -> None:
-        """Everything from that sender arrives, and what follows from it leaves."""
+        """Deliver all messages from `sender` to `node`."""
         for at in reversed([i for i, (to, by, _) in enumerate(self.net) if (to, by) == (node, sender)]):
             self._deliver(str(at))
 
     def _fill(self, node: NodeId) -> None:
-        """Its disk has no room for entries."""
+        """Let the node's disk have no space for entries."""
         self._touch(node).raft.room = Room.FULL
 
     def _empty(self, node: NodeId) -> None:
-        """It has room again."""
+        """Let the node's disk have space again."""
         self._touch(node).raft.room = Room.ENOUGH
 
     def _forget(self, node: NodeId) -> None:
-        """As `host.lifecycle` does, and the replica is there again at once. What is under way stays so."""
+        """Forget the group as `host.lifecycle` does, and create an empty replica at once. Messages stay in
+        transit."""
         member = self._touch(node)
         member.disk = GroupLog(Base(0, 0, Config()), member.raft.memory(), [])
         member.crash()
 
     def _wipe(self, node: NodeId) -> None:
-        """It is another incarnation: what is under way to the one before, or comes from it, is not heard."""
+        """Replace the node by a new incarnation: messages to and from the old one are lost."""
         member = self._touch(node)
         clock = member.raft.clock
         self.nodes[node] = Member(node, Config(), member.life + 1)
@@ -513,11 +515,11 @@ class RaftWorld:
         self._lose(node)
 
     def _drop(self, at: str) -> None:
-        """That message is lost."""
+        """Lose one message."""
         self.net = (*self.net[: int(at)], *self.net[int(at) + 1 :])
 
     def _lose(self, *of: NodeId) -> None:
-        """Nothing that is under way arrives, or nothing to or from these."""
+        """Lose all messages in transit, or only those from and to these nodes."""
         self.net = tuple(s for s in self.net if of and s[0] not in of and s[1] not in of)
 
     # --- what a host does --------------------------------------------------------------------------
@@ -536,19 +538,19 @@ class RaftWorld:
         self.net = tuple(sorted([sent for sent in net if not self._is_spent(sent)]))
 
     def _is_spent(self, sent: Sent) -> bool:
-        """Whether it is of an earlier term than its receiver's and changes nothing, whenever it comes: a term
-        that is on disk never falls. Each of those would double the states."""
+        """Whether the message is of an earlier term than its receiver's and never changes anything: a term on
+        disk never decreases. Each such message would double the number of states."""
         to, sender, encoded = sent
         member = self.nodes[to]
         message = _decode(encoded)
         if message.term >= min(member.raft.term, member.disk.hard.term):
             return False
-        told = member.copy()
-        told.raft.step(sender, message, told.raft.clock)
-        return not told.raft.has_ready and told.name == member.name
+        trial = member.copy()
+        trial.raft.step(sender, message, trial.raft.clock)
+        return not trial.raft.has_ready and trial.name == member.name
 
     def _deal(self, member: Member, sends: list[tuple[NodeId, RaftMessage]]) -> None:
-        """As `Replica._deal`."""
+        """Handle a Ready as `Replica._deal` does."""
         raft = member.raft
         ready = raft.take()
         ops: list[LogOp] = []
@@ -577,27 +579,27 @@ class RaftWorld:
             member.offer = ready.offer
 
     def rest(self) -> None:
-        """Whatever became of the group: what is under way may be lost."""
+        """Accept any state: all messages may be lost."""
 
-    # --- its name ----------------------------------------------------------------------------------
+    # --- digest ------------------------------------------------------------------------------------
 
     def name(self) -> bytes:
         left = self.left
         beats = left.beats and (left.campaigns or left.lapses)
-        assert not beats, "when a leader looks for its quorum is in no name"
+        assert not beats, "digests do not contain when a leader checks its quorum"
         nodes = b"".join([self.nodes[n].name for n in sorted(self.nodes)])
         rest = [self.net, list(_counts(self.left).values()), sorted(self.fresh), self.safety.seen()]
         return digest([nodes, rest], 0, ())
 
 
 def _counts(bounds: RaftBounds) -> dict[str, int]:
-    """How much of each may still happen."""
+    """How often each event may still happen."""
     counts = {f.name: getattr(bounds, f.name) for f in fields(bounds)}
     return {name: count for name, count in counts.items() if type(count) is int}
 
 
 def plenty(bounds: RaftBounds) -> RaftBounds:
-    """So much of everything that may happen that it is never used up."""
+    """The same bounds with practically unlimited counts."""
     counts: dict[str, Any] = dict.fromkeys(_counts(bounds), 1 << 20)
     return replace(bounds, **counts)
 

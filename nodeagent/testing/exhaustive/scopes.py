@@ -1,4 +1,4 @@
-"""What is tried: how a scope begins, and how much may happen then."""
+"""The scopes to explore: how each begins, and how much may happen then."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,24 +20,25 @@ WITHOUT_ONE = (Config(("a", "c", "d")), Config(("b", "c", "d")))
 class Scope:
     name: str
     steps: int
-    """About so many there are; far fewer would mean that it tries less than it did."""
+    """Approximate number of steps; far fewer would mean that the scope explores less than before."""
 
     start: Callable[[], World]
-    """Raises `AssertionError` when an invariant is broken before the first event."""
+    """Raises `AssertionError` if an invariant is broken before the first event."""
 
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Bounds of the code that are other than usual."""
+    """Values for limits in the code, by name."""
 
 
 def _raft(
     bounds: RaftBounds, script: str = "", config: Config = ABC, others: tuple[NodeId, ...] = ()
 ) -> Callable[[], World]:
-    """`others` know nothing of the group yet; `script` is as in `RaftWorld.begun`."""
+    """A world whose nodes `others` do not know the group yet; `script` as in `RaftWorld.begun`."""
     return lambda: RaftWorld(config, bounds, others).begun(script)
 
 
 def _moving(bounds: HandoverBounds, *moves: tuple[GroupId, str, GroupId, str]) -> Callable[[], World]:
-    """Move number `i` takes slot `i`, from a group with these members (`ab`) to another."""
+    """A world in which move number `i` moves slot `i` from a group with the given members (`ab`) to
+    another."""
     owners: dict[GroupId, Ranges] = {}
     slot_moves: list[SlotMove] = []
     for slot, (source, givers, target, takers) in enumerate(moves):
@@ -49,7 +50,8 @@ def _moving(bounds: HandoverBounds, *moves: tuple[GroupId, str, GroupId, str]) -
 
 
 def _comes_back(name: str, how: str) -> Scope:
-    """Member b left and is a learner again, with the first entries alone; c is behind all of that."""
+    """A scope in which b left and is a learner again with only the first entries; c lags behind all of
+    that."""
     configs = (
         Config(("a", "b", "c"), ("d",)),
         ABCD,
@@ -103,12 +105,12 @@ RAFT = (
         ),
     ),
     Scope(
-        "writes that others overtook",
+        "writes overtaken by a new leader",
         4_900,
         _raft(RaftBounds(commands=1), "elect a c; command a; lose; elect b c"),
     ),
     Scope(
-        "a write that another leader overtook in part",
+        "a write partly overtaken by another leader",
         460,
         _raft(
             RaftBounds(),
@@ -128,7 +130,7 @@ RAFT = (
         limits={"nodeagent.raft.leader.SMALL_APPEND_BYTES": 0},
     ),
     Scope(
-        "a snapshot for one that follows a former leader",
+        "a snapshot for a follower of a former leader",
         5_600,
         _raft(
             RaftBounds(beats=3, prompt=True),
@@ -163,7 +165,7 @@ RAFT = (
         ),
     ),
     Scope(
-        "a change that a former leader knows nothing of (Ongaro 2015)",
+        "a change unknown to a former leader (Ongaro 2015)",
         2_400,
         _raft(
             RaftBounds(changes=1, configs=WITHOUT_ONE, prompt=True),
@@ -180,8 +182,8 @@ RAFT = (
             ABCD,
         ),
     ),
-    _comes_back("a member that comes back, and one that never knew that it had left", "forget b"),
-    _comes_back("a member that comes back on a new disk, and one that knows nothing of that", "wipe b"),
+    _comes_back("a member returns, and another does not know that it had left", "forget b"),
+    _comes_back("a member returns on a new disk, and another does not know it", "wipe b"),
     Scope(
         "strong reads",
         32_000,
@@ -195,30 +197,28 @@ RAFT = (
             "elect a b; settle a b c; command a; settle a b; lose; elect b c",
         ),
     ),
-    Scope(
-        "a hand-over of leadership", 1_400, _raft(RaftBounds(transfers=1), "elect a b; settle a b c; lose")
-    ),
+    Scope("a leadership transfer", 1_400, _raft(RaftBounds(transfers=1), "elect a b; settle a b c; lose")),
 )
 
 SLOTS = (
     Scope(
-        "slots, old pictures and a cancel",
+        "slots, outdated views and a cancel",
         820,
         _moving(HandoverBounds(stale=1, cancels=1), ("x", "a", "y", "b")),
     ),
     Scope("slots, under a writer", 930, _moving(HandoverBounds(writes=1), ("x", "a", "y", "b"))),
     Scope(
-        "slots, commands twice",
+        "slots, duplicated commands",
         25_000,
         _moving(HandoverBounds(again=1, writes=1), ("x", "a", "y", "b")),
     ),
     Scope(
-        "slots of one group for two",
+        "slots of one group to two groups",
         3_000,
         _moving(HandoverBounds(), ("x", "a", "y", "b"), ("x", "a", "z", "c")),
     ),
     Scope(
-        "slots of two groups for one",
+        "slots of two groups to one group",
         100_000,
         _moving(HandoverBounds(cancels=1), ("x", "a", "z", "c"), ("y", "b", "z", "c")),
     ),
@@ -229,18 +229,18 @@ SLOTS = (
         _moving(HandoverBounds(writes=1), ("x", "ab", "y", "bc")),
     ),
     Scope(
-        "slots, members lag and old pictures",
+        "slots, members lag and outdated views",
         115_000,
         _moving(HandoverBounds(stale=1), ("x", "ab", "y", "bc")),
     ),
 )
 
 SCOPES = {"raft": RAFT, "slots": SLOTS}
-"""By the world they are in."""
+"""Scopes by world."""
 
 
 def chosen(words: Collection[str]) -> list[Scope]:
-    """Those of these worlds, and those with such a part in their name; all without words."""
+    """Scopes whose world is one of `words` or whose name contains one; all scopes if there are no words."""
     return [
         scope
         for world, scopes in SCOPES.items()
@@ -250,16 +250,17 @@ def chosen(words: Collection[str]) -> list[Scope]:
 
 
 def through(scope: Scope, steps_max: int | None = None) -> Explored:
-    """Raises `Broken`, or `AssertionError` when something is broken before the first event."""
+    """Explore a scope; raises `Broken`, or `AssertionError` if an invariant is broken before the first
+    event."""
     with bounded(dict(scope.limits)):
         return explore(scope.start(), steps_max)
 
 
-def told(steps_max: int | None, name: str) -> str:
-    """Go through the scope of that name; what was gone through, as a line."""
+def result_line(steps_max: int | None, name: str) -> str:
+    """Explore the scope with this name; returns the results as one line."""
     found = through(next(s for s in chosen(()) if s.name == name), steps_max)
     speed = found.steps / max(found.seconds, 1e-3)
-    left = "" if found.complete else ", NOT ALL"
+    left = "" if found.complete else ", INCOMPLETE"
     return (
         f"{name}: {found.states} states, {found.steps} steps, {found.longest} events at most, "
         f"{float(found.orders):.1e} orders, {found.seconds:.1f} s, {speed:.0f} steps/s{left}"

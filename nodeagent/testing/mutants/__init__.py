@@ -1,7 +1,7 @@
-"""One-line bugs, each planted in a copy of the package, and who finds them.
+"""One-line bugs, each planted in a copy of the package, and the search for them.
 
-`python -m nodeagent.testing.mutants` prints for every mutant what the directed tests, the small scopes and the
-simulator's seeds see of it, each by itself. One that survives says what nobody looks at.
+`python -m nodeagent.testing.mutants` prints for every bug what the directed tests, the small scopes and the
+simulator's seeds find, each on its own. A bug that survives shows what is not tested.
 """
 
 from nodeagent.testing.mutants import client, data, host, log, meta, raft, runtime, scaling, storage

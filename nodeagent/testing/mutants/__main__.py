@@ -1,8 +1,8 @@
 """`python -m nodeagent.testing.mutants [--seeds N] [--world WORLD] [--net NET] [--room ROOM] [--sample N] [--machine N]
 [--record] [NAME...]`.
 
-Prints what each net saw of each bug, and for each room how many were planted and killed, by each net alone. Each net
-has to let the package without a bug pass first.
+Print what each net found of each planted bug, and for each package the numbers of planted and killed bugs by net. Each
+net must first pass on the package without a bug.
 """
 
 import argparse
@@ -20,19 +20,19 @@ from nodeagent.testing.seeds import WORLDS
 SEEDS = 50
 SAMPLE_SEED = 1
 BY_CHARS = 110
-"""Of what is said of a kill."""
+"""Maximum length of the message of a kill."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m nodeagent.testing.mutants", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="look with so many; 0: the one noted alone")
-    parser.add_argument("--world", choices=WORLDS, default="", help="of the seeds, this one alone")
-    parser.add_argument("--net", action="append", choices=NETS, help="look with these only")
-    parser.add_argument("--room", action="append", default=[], help="of these rooms only")
-    parser.add_argument("--sample", type=int, help="so many of them, always the same")
-    parser.add_argument("--machine", type=int, help="in place of those by hand, so many that a machine made")
-    parser.add_argument("--record", action="store_true", help="note the seeds that saw them, to begin with")
-    parser.add_argument("names", nargs="*", help="parts of the names of those to plant")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds; 0: only the recorded seed")
+    parser.add_argument("--world", choices=WORLDS, default="", help="run the seeds only in this world")
+    parser.add_argument("--net", action="append", choices=NETS, help="use only this net; can be repeated")
+    parser.add_argument("--room", action="append", default=[], help="only bugs of this package; can be repeated")
+    parser.add_argument("--sample", type=int, help="plant a fixed sample of this size")
+    parser.add_argument("--machine", type=int, help="plant this many generated bugs instead")
+    parser.add_argument("--record", action="store_true", help="record the seeds that found the bugs")
+    parser.add_argument("names", nargs="*", help="parts of the names of bugs to plant")
     args = parser.parse_args()
     nets = [net for net in NETS if not args.net or net in args.net]
     chosen = [
@@ -57,7 +57,7 @@ def main() -> int:
 
 def _said(found: Sequence[Found]) -> str:
     if not found:
-        return "no net looks here"
+        return "no net covers it"
     if not any(f.by for f in found):
         return "SURVIVED"
     return "; ".join(

@@ -1,8 +1,8 @@
 """Plant a bug in a copy of the package and look for it with one of three nets.
 
-- `seeds`: the simulator (`testing.seeds`), so many seeds.
+- `seeds`: a number of seeds of the simulator (`testing.seeds`).
 - `scopes`: every order of a few events (`testing.exhaustive`).
-- `tests`: the directed tests of the rooms that have to see it, and no others.
+- `tests`: only the directed tests of the packages that must find it.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ from nodeagent.testing.seeds import WORLDS
 
 CONTROL_TIMEOUT_S = 1800
 USUAL_S = 100.0
-"""Where nobody looked what a net takes."""
+"""Assumed duration of a net that was not measured."""
 
 NO_TESTS = 5
-"""Exit code of pytest. Others above 1 are tests that could not begin, which they can without the bug."""
+"""Exit code of pytest if it collects no tests. Other codes above 1 mean that the bug prevents the tests from starting."""
 
 SLOWER = 5
 EXTRA_S = 240
-"""A run that takes so many times what the package without a bug takes, and so much more, never ends. With a minute
-more a run of 11 s was ended on a machine that tested in three processes at a time."""
+"""A run counts as endless after `SLOWER` times the duration without a bug, plus `EXTRA_S`. One extra minute was too
+little for a run of 11 s on a machine with three test processes."""
 
 TEST_S = 60
-"""A directed test that takes longer never ends; the longest takes 14 s beside two other processes."""
+"""A directed test that takes longer counts as endless; the longest takes 14 s beside two other processes."""
 
 NETS = ("tests", "scopes", "seeds")
 ROOMS = {
@@ -47,13 +47,13 @@ ROOMS = {
     "runtime": ("runtime", "log/test_disk.py"),
     "client": ("client", "runtime/test_identity.py"),
 }
-"""Where the directed tests of a room are, if not in the directory of its name alone."""
+"""Directories and files of a package's directed tests, if they differ from the directory with its name."""
 
 SCOPES = {"raft": "raft", "meta": "slots", "scaling": "slots", "data": "slots"}
-"""The scopes in which a bug of a room may be seen."""
+"""The scopes that can find bugs of a package."""
 
 NOT_SIMULATED = ("runtime",)
-"""The simulator has its own."""
+"""Packages that the simulator replaces."""
 
 LIKELY = {
     "raft": ("groups", "walks"),
@@ -65,31 +65,31 @@ LIKELY = {
     "storage": ("files",),
     "client": ("client",),
 }
-"""The worlds of the simulator in which a bug of a room is looked for before all others are run."""
+"""The simulator's worlds that are searched first for bugs of a package."""
 
 SEEN = Path(__file__).with_name("seen.json")
-"""By room and name of a bug: the first seed that was found to see it, and in which world."""
+"""By package and name of a bug: the world and the first seed known to find it."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What one net saw of a bug."""
+    """What one net found of a bug."""
 
     net: str
     by: str = ""
-    """What failed first; "" when nothing did."""
+    """The first failure; "" if nothing failed."""
 
     seeds: int = 0
-    """How many it took."""
+    """Number of seeds until the failure."""
 
     world: str = ""
-    """The world of the last of them."""
+    """World of the last seed."""
 
 
 def plant(mutant: Mutant, into: Path) -> Path:
-    """A copy of the package with the bug in it; returns the directory to import it from."""
+    """Copy the package with the bug into `into`; returns the directory to import it from."""
     target = _copy(into) / "nodeagent" / mutant.file
     source = target.read_text()
-    assert source.count(mutant.old) == 1, f"{mutant.name}: {source.count(mutant.old)} places in {mutant.file}"
+    assert source.count(mutant.old) == 1, f"{mutant.name}: `old` occurs {source.count(mutant.old)} times in {mutant.file}, not once"
     target.write_text(source.replace(mutant.old, mutant.new))
     return into
 
@@ -101,23 +101,22 @@ def _copy(into: Path) -> Path:
 
 
 def control(rooms: Iterable[str], nets: Sequence[str] = NETS) -> dict[str, float]:
-    """What these nets take for a package without a bug, which each must let pass: by what is run, in seconds
-    (of seeds, for one).
+    """Run the nets on the package without a bug; returns the duration of each in seconds (for seeds, of one seed).
 
     Raises:
-        RuntimeError: one of them fails by itself.
+        RuntimeError: a net fails without a bug.
     """
     jobs = {what: (net, room) for room in rooms for net in nets if (what := _what(net, room))}
     took: dict[str, float] = {}
     for what, (found, seconds) in zip(jobs, results(_look_at_none, list(jobs.values())), strict=True):
         if found.by:
-            raise RuntimeError(f"{what}: fails on the package as it is: {found.by}")
+            raise RuntimeError(f"{what}: fails on the package without a planted bug: {found.by}")
         took[what] = seconds
     return took
 
 
 def _look_at_none(job: tuple[str, str]) -> tuple[Found, float]:
-    """What a net sees of a package without a bug, and how long it takes."""
+    """What a net finds in the package without a bug, and its duration in seconds."""
     net, room = job
     with tempfile.TemporaryDirectory() as directory:
         where = _copy(Path(directory))
@@ -134,17 +133,17 @@ def hunt(
     took: Mapping[str, float] | None = None,
     world: str = "",
 ) -> list[Found]:
-    """What each of these nets sees, whatever the others saw; nothing of a net that has nothing for the room.
+    """Look for the bug with each net that covers its package; returns what each found.
 
     Args:
-        seeds: as many; 0 for the one alone that saw it before, if one did.
-        took: as `control` told, if it was asked.
-        world: of the seeds, these alone.
+        seeds: number of seeds; 0 for only the recorded seed, if there is one.
+        took: durations returned by `control`.
+        world: run the seeds only in this world.
 
     Raises:
-        RuntimeError: the directed tests could not be run.
+        RuntimeError: the directed tests cannot be run.
     """
-    # What a bug leaves running may still write there.
+    # Processes that the bug left running may still write there.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         where = plant(mutant, Path(directory))
         found: list[Found] = []
@@ -161,12 +160,12 @@ def hunt(
 
 
 def hunt_one(job: tuple[Mutant, int, Sequence[str], Mapping[str, float], str]) -> list[Found]:
-    """As `hunt`, for `parallel.results`."""
+    """`hunt` with one argument, for `parallel.results`."""
     return hunt(*job)
 
 
 def _what(net: str, room: str) -> str:
-    """What is run for bugs of a room; "" when the net has nothing for it."""
+    """Name of what the net runs for bugs of a package; "" if it does not cover the package."""
     if net == "tests":
         return f"tests of {' '.join(ROOMS.get(room, (room,)))}"
     if net == "scopes":
@@ -175,7 +174,7 @@ def _what(net: str, room: str) -> str:
 
 
 def _look(net: str, where: Path, room: str, file: str, timeout_s: float) -> Found:
-    """By what there is for a bug of this room, in this file if one is named."""
+    """Look for a bug of this package with the tests or scopes; `file` is where it is planted, if it is known."""
     if net == "tests":
         return _by_tests(where, room, file, timeout_s)
     return _by_scopes(where, SCOPES[room], timeout_s)
@@ -184,14 +183,14 @@ def _look(net: str, where: Path, room: str, file: str, timeout_s: float) -> Foun
 def _by_tests(where: Path, room: str, file: str, timeout_s: float) -> Found:
     project = Path(nodeagent.__file__).parent.parent
     skip = shutil.ignore_patterns("__pycache__")
-    for name in ("tests", "iotctl"):  # tests import their own package, from beside the one they test
+    for name in ("tests", "iotctl"):  # the tests import `tests` and `iotctl` from beside the package
         shutil.copytree(project / name, where / name, ignore=skip, dirs_exist_ok=True)
     shutil.copy(project / "pyproject.toml", where)
     rooms = [f"tests/{name}" for name in ROOMS.get(room, (room,))]
-    assert all((where / name).exists() for name in rooms), rooms  # pytest would fail, as if a bug were found
+    assert all((where / name).exists() for name in rooms), rooms  # a missing path would look like a found bug
     own = f"tests/{room}/test_{file.rpartition('/')[2]}"
     first = [own] if (where / own).is_file() else []  # most bugs fail there
-    # A directory of its own for what they write: in the shared one pytest clears up after other runs before it ends.
+    # A separate base directory, because pytest deletes those of other runs in the shared one before it ends.
     options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={where / 'written'}", f"--timeout={TEST_S}"]
     code, out, err = run_in(where, ["-m", "pytest", *options, *first, *rooms], timeout_s)
     if code == 0:
@@ -209,7 +208,7 @@ def _by_scopes(where: Path, world: str, timeout_s: float) -> Found:
 
 
 def _by_seeds(where: Path, mutant: Mutant, seeds: int, world: str, timeout_s: float) -> Found:
-    """By the seed that saw it before; else in one world, or where it is likely to be seen, then in all."""
+    """Run the recorded seed first; then seeds in `world`, or in the likely worlds and finally in all."""
     found = Found("seeds")
     if mutant.unseen:
         return found
@@ -232,9 +231,9 @@ def seen_by() -> dict[str, tuple[str, int]]:
 
 
 def record(found: Mapping[str, Found]) -> None:
-    """What seeds saw of these bugs, by `key_of`; of others it stays as it is."""
+    """Record the seeds that found these bugs, by `key_of`; the records of other bugs stay."""
     seen = seen_by() | {key: (f.world, f.seeds) for key, f in found.items() if f.world}
-    whole = SEEN.with_suffix(".new")  # others read it meanwhile
+    whole = SEEN.with_suffix(".new")  # other processes may read the file
     whole.write_text(msgspec.json.format(msgspec.json.encode(dict(sorted(seen.items()))).decode()) + "\n")
     whole.replace(SEEN)
 
@@ -257,7 +256,7 @@ def _world_of(module: Sequence[str], world: str) -> str:
 
 
 def run_in(where: Path, words: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
-    """Exit code, output and errors. Whatever it started ends with it."""
+    """Run Python in `where`; returns its exit code, output and errors. All processes that it started are killed."""
     run = subprocess.Popen(
         [sys.executable, *words],
         cwd=where,
@@ -271,17 +270,17 @@ def run_in(where: Path, words: Sequence[str], timeout_s: float) -> tuple[int, st
         out, err = run.communicate(timeout=timeout_s)
         return run.returncode, out, err or f"exit code {run.returncode}"
     except subprocess.TimeoutExpired:
-        run.send_signal(signal.SIGABRT)  # Python says where it stands
+        run.send_signal(signal.SIGABRT)  # makes Python print its stack
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.wait(5)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
     out, err = run.communicate()
-    return 1, out, f"it never ends: {_stands(err)}"
+    return 1, out, f"the run did not end: {_innermost(err)}"
 
 
-def _stands(dump: str) -> str:
-    """The innermost line of what a process wrote when it was aborted; "" when it wrote nothing."""
+def _innermost(dump: str) -> str:
+    """The innermost frame of the stack that an aborted process printed; "" if it printed none."""
     frames = re.findall(r"most recent call first\):\n\s+(.+)", dump)
     return frames[0] if frames else ""

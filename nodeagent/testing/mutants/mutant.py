@@ -1,24 +1,24 @@
-"""One planted bug."""
+"""A planted bug."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In `file` of the package, `old` becomes `new`; `old` is there exactly once."""
+    """Replaces `old` by `new` in `file` of the package; `old` occurs exactly once."""
 
     name: str
     file: str
     old: str
     new: str
     breaks: str = ""
-    """The invariant that it is meant to break (`docs/internals/invariants.md`), where it is one of safety."""
+    """The safety invariant that it should break (`docs/internals/invariants.md`); "" if there is none."""
 
     unseen: str = ""
-    """Why nothing ever goes wrong by it in a run of the simulator, if that is known: what else holds it off."""
+    """Why it never causes a failure in the simulator, if that is known; "" otherwise."""
 
     rule_of: str = ""
-    """Room whose rule it breaks, when the line stands in another."""
+    """The package whose rule it breaks, if `file` is in another package."""
 
     @property
     def room(self) -> str:
