@@ -15,10 +15,10 @@ import sys
 
 import msgspec
 
+from nodeagent.testing.readers import StaleReader
 from nodeagent.testing.replay import replayable
 from nodeagent.testing.scenario import Report, Scenario
 from nodeagent.testing.sim import WallClock
-from nodeagent.testing.workload import StaleReader
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -29,11 +29,11 @@ from nodeagent.testing.nemesis import Focus, Nemesis, bounded, draw_stragglers, 
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import run_command
 from nodeagent.testing.random_ops import ENDED, RandomOps
+from nodeagent.testing.readers import StaleReader
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.rotten import Operator, spoil
 from nodeagent.testing.scenario import LIMIT_MS, SILENT_MS
 from nodeagent.testing.sim import CLIENT
-from nodeagent.testing.workload import StaleReader
 
 RETRY_MS = 500
 """Time between two attempts of an operator."""

@@ -14,7 +14,7 @@ import errno
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Self
@@ -22,8 +22,8 @@ from typing import Self
 import msgspec
 
 from nodeagent.model.disk import Buffer, File, FileStat
+from nodeagent.testing.inodes import Change, Directory, Inode, Node, Used, apply, named_files, overwrite
 
-SECTOR_BYTES = 512
 ENDLESS_BYTES = 1 << 40
 
 
@@ -44,88 +44,8 @@ class Fault(msgspec.Struct):
     times: int = 1
 
 
-class _Used:
-    """Total bytes of the files that have a name."""
-
-    __slots__ = ("bytes",)
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-
-class _Inode:
-    """A file: `seen` is the page cache, `durable` is on the platter, `waiting` are the writes not yet
-    synced."""
-
-    __slots__ = ("durable", "links", "modified_ms", "seen", "used", "waiting")
-
-    def __init__(self, used: _Used, modified_ms: int) -> None:
-        self.used = used
-        self.links = 0
-        """Number of visible names."""
-
-        self.modified_ms = modified_ms
-        self.seen = bytearray()
-        self.durable = bytearray()
-        self.waiting: list[tuple[int, bytes | None]] = []
-        """(offset, bytes) for a write; (size, None) for a truncation."""
-
-    def named(self, more: int) -> None:
-        """Count one more name (1) or one fewer (-1)."""
-        before = self.links
-        self.links += more
-        if not before or not self.links:
-            self.used.bytes += more * len(self.seen)
-
-    def write(self, offset: int, data: bytes) -> None:
-        before = len(self.seen)
-        _overwrite(self.seen, offset, data)
-        self.resized(before)
-        self.waiting.append((offset, data))
-
-    def truncate(self, size: int) -> None:
-        before = len(self.seen)
-        _resize(self.seen, size)
-        self.resized(before)
-        self.waiting.append((size, None))
-
-    def resized(self, before: int) -> None:
-        if self.links:
-            self.used.bytes += len(self.seen) - before
-
-    def sync(self) -> None:
-        for at, data in self.waiting:
-            if data is None:
-                _resize(self.durable, at)
-            else:
-                _overwrite(self.durable, at, data)
-        self.waiting.clear()
-
-    def crash(self, rng: random.Random) -> None:
-        for at, data in self.waiting:
-            if data is not None:
-                _write_partly(self.durable, at, data, rng)
-            elif rng.random() < 0.5:
-                _resize(self.durable, at)
-        self.waiting.clear()
-        self.seen = bytearray(self.durable)
-
-
-class _Dir:
-    __slots__ = ("durable", "seen")
-
-    def __init__(self) -> None:
-        self.seen: dict[str, _Dir | _Inode] = {}
-        self.durable: dict[str, _Dir | _Inode] = {}
-
-
-_Node = _Dir | _Inode
-_Change = list[tuple[_Dir, str, _Node | None]]
-"""Names that are set or removed (None) in one atomic step."""
-
-
 class SimFile:
-    def __init__(self, disk: "SimDisk", inode: _Inode, path: str, read_only: bool) -> None:
+    def __init__(self, disk: "SimDisk", inode: Inode, path: str, read_only: bool) -> None:
         self._disk = disk
         self._inode = inode
         self._path = path
@@ -218,9 +138,9 @@ class SimDisk:
 
         self.now_ms = now_ms
         self._dead = False
-        self._root = _Dir()
-        self._used = _Used()
-        self._waiting: list[_Change] = []
+        self._root = Directory()
+        self._used = Used()
+        self._waiting: list[Change] = []
 
     # Faults.
 
@@ -229,12 +149,12 @@ class SimDisk:
         kept = [change for change in self._waiting if rng.random() < 0.5]
         self._waiting.clear()
         for change in kept:
-            _apply(change, durable=True)
-        self._used = _Used()
+            apply(change, durable=True)
+        self._used = Used()
         for inode in self._forget_unsynced(self._root):
             inode.crash(rng)
             inode.used, inode.links = self._used, 0
-        for inode in _named(self._root):
+        for inode in named_files(self._root):
             inode.named(1)
         self._revive()
 
@@ -254,12 +174,12 @@ class SimDisk:
         self.cut_power_at = None
         self.crashes += 1
 
-    def _forget_unsynced(self, directory: _Dir) -> list[_Inode]:
+    def _forget_unsynced(self, directory: Directory) -> list[Inode]:
         """Make the durable names the visible ones; returns every inode below `directory` once."""
         directory.seen = dict(directory.durable)
-        found: dict[int, _Inode] = {}
+        found: dict[int, Inode] = {}
         for node in directory.seen.values():
-            for inode in self._forget_unsynced(node) if isinstance(node, _Dir) else [node]:
+            for inode in self._forget_unsynced(node) if isinstance(node, Directory) else [node]:
                 found[id(inode)] = inode
         return list(found.values())
 
@@ -278,10 +198,10 @@ class SimDisk:
         """Copy bytes to another place of the same or another file, as a misdirected write does."""
         stray, inode = bytes(self._file(source).seen[at : at + length]), self._file(path)
         before = len(inode.seen)
-        _overwrite(inode.seen, to, stray)
+        overwrite(inode.seen, to, stray)
         inode.resized(before)
         if to + len(stray) <= len(inode.durable):
-            _overwrite(inode.durable, to, stray)
+            overwrite(inode.durable, to, stray)
 
     def fail(self, operation: str, path: str) -> None:
         """Raise the fault planned for this call, if there is one."""
@@ -309,7 +229,7 @@ class SimDisk:
             self._dead = True
             raise PowerCut(f"operation {self.operations}: {self.trace[-1]}")
 
-    def reserve(self, inode: _Inode, offset: int, data: Buffer) -> None:
+    def reserve(self, inode: Inode, offset: int, data: Buffer) -> None:
         """Write what fits of `data` and raise ENOSPC if the file would grow beyond the capacity."""
         growth = offset + len(data) - len(inode.seen)
         if growth <= 0 or self.capacity_bytes >= ENDLESS_BYTES:
@@ -322,10 +242,10 @@ class SimDisk:
 
     # Looking up.
 
-    def _node(self, path: str) -> _Node:
-        node: _Node = self._root
+    def _node(self, path: str) -> Node:
+        node: Node = self._root
         for part in _parts(path):
-            if isinstance(node, _Inode):
+            if isinstance(node, Inode):
                 raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
             found = node.seen.get(part)
             if found is None:
@@ -333,19 +253,19 @@ class SimDisk:
             node = found
         return node
 
-    def _file(self, path: str) -> _Inode:
+    def _file(self, path: str) -> Inode:
         node = self._node(path)
-        if isinstance(node, _Dir):
+        if isinstance(node, Directory):
             raise IsADirectoryError(errno.EISDIR, "is a directory", path)
         return node
 
-    def _dir(self, path: str) -> _Dir:
+    def _dir(self, path: str) -> Directory:
         node = self._node(path)
-        if isinstance(node, _Inode):
+        if isinstance(node, Inode):
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
         return node
 
-    def _place(self, path: str) -> tuple[_Dir, str]:
+    def _place(self, path: str) -> tuple[Directory, str]:
         parts = _parts(path)
         if not parts:
             raise ValueError("the root has no name")
@@ -364,7 +284,7 @@ class SimDisk:
         directory, name = self._place(path)
         if name in directory.seen:
             raise FileExistsError(errno.EEXIST, "exists", path)
-        inode = _Inode(self._used, self.now_ms())
+        inode = Inode(self._used, self.now_ms())
         self._change_names("create", path, [(directory, name, inode)])
         return SimFile(self, inode, path, False)
 
@@ -388,9 +308,9 @@ class SimDisk:
 
     # Names.
 
-    def _change_names(self, operation: str, path: str, change: _Change) -> None:
+    def _change_names(self, operation: str, path: str, change: Change) -> None:
         self.step(operation, path)
-        _apply(change, durable=False)
+        apply(change, durable=False)
         self._waiting.append(change)
         self.settle()
 
@@ -399,10 +319,10 @@ class SimDisk:
         source, source_name = self._place(old)
         target, target_name = self._place(new)
         there = target.seen.get(target_name)
-        if isinstance(there, _Dir) and there.seen:
+        if isinstance(there, Directory) and there.seen:
             raise OSError(errno.ENOTEMPTY, "directory not empty", new)
         if there is not node:
-            change: _Change = [(source, source_name, None), (target, target_name, node)]
+            change: Change = [(source, source_name, None), (target, target_name, node)]
             self._change_names("rename", f"{old} {new}", change)
 
     def link(self, old: str, new: str) -> None:
@@ -421,10 +341,10 @@ class SimDisk:
         directory = self._root
         for part in _parts(path):
             node = directory.seen.get(part)
-            if isinstance(node, _Inode):
+            if isinstance(node, Inode):
                 raise FileExistsError(errno.EEXIST, "exists", path)
             if node is None:
-                node = _Dir()
+                node = Directory()
                 self._change_names("mkdirs", path, [(directory, part, node)])
                 self._commit(directory)
             directory = node
@@ -436,7 +356,7 @@ class SimDisk:
             return
         node = self._node(path)
         directory, name = self._place(path)
-        if isinstance(node, _Dir):
+        if isinstance(node, Directory):
             for child in sorted(node.seen):
                 self.rmtree(f"{path}/{child}")
         self._change_names("unlink", path, [(directory, name, None)])
@@ -453,7 +373,7 @@ class SimDisk:
 
     def stat(self, path: str) -> FileStat:
         node = self._node(path)
-        if isinstance(node, _Dir):
+        if isinstance(node, Directory):
             return FileStat(0, True, 1, self.now_ms())
         return FileStat(len(node.seen), False, node.links, node.modified_ms)
 
@@ -463,12 +383,12 @@ class SimDisk:
         self.settle()
         self._commit(directory)
 
-    def _commit(self, directory: _Dir) -> None:
+    def _commit(self, directory: Directory) -> None:
         """Make the names of `directory` durable, and all names that share a change with them or precede
         it."""
         tied = {id(directory)}
-        chosen: list[_Change] = []
-        rest: list[_Change] = []
+        chosen: list[Change] = []
+        rest: list[Change] = []
         for change in reversed(self._waiting):
             if tied.isdisjoint(id(place) for place, _, _ in change):
                 rest.append(change)
@@ -476,7 +396,7 @@ class SimDisk:
                 tied.update(id(place) for place, _, _ in change)
                 chosen.append(change)
         for change in reversed(chosen):
-            _apply(change, durable=True)
+            apply(change, durable=True)
         self._waiting = rest[::-1]
 
     def free_bytes(self) -> int:
@@ -486,70 +406,9 @@ class SimDisk:
         return self.capacity_bytes
 
 
-def _apply(change: _Change, *, durable: bool) -> None:
-    for directory, name, node in change:
-        names = directory.durable if durable else directory.seen
-        before = names.get(name)
-        if node is None:
-            names.pop(name, None)
-        else:
-            names[name] = node
-        if not durable:
-            if isinstance(node, _Inode):
-                node.named(1)
-            if isinstance(before, _Inode):
-                before.named(-1)
-
-
 @lru_cache(maxsize=1 << 14)
 def _parts(path: str) -> tuple[str, ...]:
     parts = tuple(part for part in PurePosixPath(path).parts if part != ".")
     if path.startswith("/") or "\0" in path or ".." in parts:
         raise ValueError(f"path {path!r} is not below the root")
     return parts
-
-
-def _overwrite(target: bytearray, offset: int, data: bytes) -> None:
-    if len(target) < offset:
-        target.extend(bytes(offset - len(target)))
-    target[offset : offset + len(data)] = data
-
-
-def _resize(target: bytearray, size: int) -> None:
-    if len(target) > size:
-        del target[size:]
-    else:
-        target.extend(bytes(size - len(target)))
-
-
-def _write_partly(target: bytearray, offset: int, data: bytes, rng: random.Random) -> None:
-    fate = rng.randrange(5)
-    if fate == 0:
-        return
-    if fate == 1:  # the length reached the disk, the bytes did not
-        _resize(target, max(len(target), offset + len(data)))
-    elif fate == 2:
-        _overwrite(target, offset, data[: rng.randrange(len(data) + 1)])
-    elif fate == 3:
-        _write_sectors(target, offset, data, rng)
-    else:
-        _overwrite(target, offset, data)
-
-
-def _write_sectors(target: bytearray, offset: int, data: bytes, rng: random.Random) -> None:
-    _resize(target, max(len(target), offset + len(data)))
-    start = 0
-    while start < len(data):
-        end = min(len(data), start + SECTOR_BYTES - (offset + start) % SECTOR_BYTES)
-        if rng.random() < 0.5:
-            _overwrite(target, offset + start, data[start:end])
-        start = end
-
-
-def _named(directory: _Dir) -> Iterator[_Inode]:
-    """Yield every file below `directory`, once per name."""
-    for node in directory.seen.values():
-        if isinstance(node, _Dir):
-            yield from _named(node)
-        else:
-            yield node

@@ -10,14 +10,12 @@ S7, S15).
 """
 
 import errno
-import random
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from nodeagent.log import Log, LogSettings, NoSpace
+from nodeagent.log import Log, NoSpace
 from nodeagent.log.identity import LOG_DIR, begin_start, known_identity
 from nodeagent.log.record import Block
 from nodeagent.log.replay import SUFFIX, list_segments, path_of
@@ -27,21 +25,16 @@ from nodeagent.model.errors import Damaged
 from nodeagent.model.ids import GroupId
 from nodeagent.storage import layout
 from nodeagent.testing.batches import Batches, copy_state
-from nodeagent.testing.disk import ENDLESS_BYTES, SECTOR_BYTES, Fault, PowerCut, SimDisk
+from nodeagent.testing.disk import Fault, PowerCut, SimDisk
 from nodeagent.testing.durable import Durable
+from nodeagent.testing.inodes import SECTOR_BYTES
+from nodeagent.testing.log_plan import CALLS, Plan
 from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.sim import Sim
 
 NODE = "m1"
-CALLS = ("sync", "write", "truncate", "create", "rename", "unlink", "sync_dir")
-"""Disk calls that can fail."""
 
-ENDS = ("close", "kill", "power", *CALLS)
-"""How a life can end."""
-
-HURTS = ("flip", "wipe", "stray", "lose")
-"""Kinds of corruption between two lives."""
 
 LIVES = 200
 OPENINGS_MAX = 5
@@ -52,75 +45,6 @@ PURGED_SEGMENTS_MAX = 4
 
 ROOM_BYTES = 16_384
 """Additional bytes that a full disk gains."""
-
-
-@dataclass
-class Plan:
-    """The parameters that a seed draws; sizes in bytes."""
-
-    groups: int
-    slower: float
-    batches: int
-    """Maximum number of batches in a life."""
-
-    ops: int
-    """Maximum number of operations in a batch."""
-
-    text: int
-    settings: LogSettings
-    capacity: int
-    chances: dict[str, float]
-    """Probability of each action after a batch."""
-
-    ends: list[str]
-    hurts: list[str]
-    hurt: float
-    """Probability of corruption after a life that ended without a failure."""
-
-    full: float
-    """Probability that writes fail for lack of disk space during a life."""
-
-    dark: float
-    """Probability of a power cut after a life that ended in another way."""
-
-    cut_starts: float
-
-    @classmethod
-    def draw(cls, rng: random.Random) -> "Plan":
-        segment = rng.choice([700, 700, 2_048, 8_192, 65_536])
-        hurts = rng.sample(HURTS, rng.choice([0, 0, 1, 2, 4]))
-        settings = LogSettings(
-            segment_bytes=segment,
-            zero_step_bytes=rng.choice([512, 1_024, segment]),
-            reserve_bytes=rng.choice([0, 0, 4_096]),
-            copy_bytes_max=rng.choice([0, segment // 5, segment // 2, segment]),
-        )
-        return cls(
-            groups=rng.randint(1, 8),
-            slower=rng.choice([0.5, 0.8, 1.0]),
-            batches=rng.choice([2, 5, 20, 60]),
-            ops=rng.choice([1, 3, 3]),
-            text=rng.choice([0, 10, 60, 400]),
-            settings=settings,
-            capacity=rng.choice([ENDLESS_BYTES, ENDLESS_BYTES, 20 * segment + 16_384]),
-            chances={
-                "sync": rng.choice([0.02, 0.1, 0.5, 1.0]),
-                "reclaim": rng.choice([0.05, 0.3]),
-                "mark": rng.choice([0.0, 0.1]),
-                "purge": rng.choice([0.0, 0.02, 0.1]),
-                "repair": 0.3,
-            },
-            ends=[
-                *rng.sample(ENDS, rng.randint(2, len(ENDS))),
-                *["power"] * rng.choice([0, 0, 5]),
-                *["close"] * (3 if hurts else 0),
-            ],
-            hurts=hurts,
-            hurt=rng.choice([0.1, 0.5]),
-            full=rng.choice([0.0, 0.3]),
-            dark=rng.choice([0.0, 0.3]),
-            cut_starts=rng.choice([0.0, 0.2, 0.5]),
-        )
 
 
 class Report(msgspec.Struct):

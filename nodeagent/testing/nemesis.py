@@ -18,7 +18,7 @@ from nodeagent.log.identity import ID_FILE, LOG_DIR
 from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.jobs import Job
 from nodeagent.storage import layout
-from nodeagent.testing.disk import ENDLESS_BYTES, SECTOR_BYTES
+from nodeagent.testing.disk import ENDLESS_BYTES
 from nodeagent.testing.injections import (
     SPOILING,
     Ambush,
@@ -41,6 +41,7 @@ from nodeagent.testing.injections import (
     Transfer,
     Unreadable,
 )
+from nodeagent.testing.inodes import SECTOR_BYTES
 from nodeagent.testing.machine import BALLAST, Machine
 from nodeagent.testing.sim import CLIENT, Sim, WallClock
 

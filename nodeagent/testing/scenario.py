@@ -26,21 +26,11 @@ from nodeagent.testing.checks import Changes, Tables, check_converged
 from nodeagent.testing.node import SimNode, configs
 from nodeagent.testing.parallel import run_command
 from nodeagent.testing.raft_checks import RaftSafety
+from nodeagent.testing.readers import Reader
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.sim import CLIENT, Sim
-from nodeagent.testing.workload import (
-    EXPIRING,
-    PLAIN_HABITS,
-    TTL_MS,
-    ExpiringWriter,
-    Habits,
-    History,
-    Reader,
-    View,
-    Widener,
-    Writer,
-    schema_of,
-)
+from nodeagent.testing.workload import EXPIRING, PLAIN_HABITS, TTL_MS, Habits, History, View, schema_of
+from nodeagent.testing.writers import ExpiringWriter, Widener, Writer
 
 LIMIT_MS = 120_000
 SILENT_MS = 6_000

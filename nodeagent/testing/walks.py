@@ -22,7 +22,8 @@ from nodeagent.model.operation import GroupChange, Ranges, SlotMove
 from nodeagent.raft import Raft
 from nodeagent.testing.exhaustive.explore import Broken
 from nodeagent.testing.exhaustive.handover_world import HandoverBounds, HandoverWorld
-from nodeagent.testing.exhaustive.raft_world import Member, RaftBounds, RaftWorld, plenty
+from nodeagent.testing.exhaustive.raft_member import Member
+from nodeagent.testing.exhaustive.raft_world import RaftBounds, RaftWorld, plenty
 from nodeagent.testing.exhaustive.scopes import RAFT
 from nodeagent.testing.nemesis import bounded
 from nodeagent.testing.parallel import run_command

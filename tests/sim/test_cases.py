@@ -12,14 +12,15 @@ from nodeagent.model.operation import Options
 from nodeagent.model.requests import OperationReply, Reply
 from nodeagent.partition.hash import slot_of
 from nodeagent.storage import layout
-from nodeagent.testing import workload
+from nodeagent.testing import writers
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.disk import Fault
 from nodeagent.testing.machine import SNAPSHOT_TTL_MS
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import CLIENT
-from nodeagent.testing.workload import Cell, Writer
+from nodeagent.testing.workload import Cell
+from nodeagent.testing.writers import Writer
 from tests.sim.spread import spread
 
 
@@ -625,7 +626,7 @@ def test_a_delete_of_a_slot_s_earlier_stay_hides_nothing_while_the_slot_comes_ba
     away = next(n for n in meta.placement.table.ring.names if n != home)
 
     def write(*, deletes: float) -> None:
-        monkeypatch.setattr(workload, "DELETES", deletes)
+        monkeypatch.setattr(writers, "DELETES", deletes)
         writer.stopping = False
         writer.start()
         scenario.until(lambda: writer.idle, "it is acknowledged")

@@ -17,7 +17,7 @@ from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.machine import CLEAN_MS
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.workload import Writer, _Op
+from nodeagent.testing.writers import Writer, _Op
 from tests.sim.spread import spread
 
 CAPACITY = 8 * MIB

@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from nodeagent.testing import alone, files_swarm, log_swarm, swarm, walks
+from nodeagent.testing import alone, files_swarm, log_swarm, swarm, swarm_plan, walks
 from nodeagent.testing.parallel import whys
 from tests.sim.spread import SPREAD
 
 
 class Plain(swarm.Swarm):
-    """A seed as it was before faults were hastened."""
+    """A run of a seed without `hasten` and `straggle`."""
 
-    def drawn(self) -> swarm.Plan:
-        return swarm.Plan.draw(self.rng)
+    def drawn(self) -> swarm_plan.Plan:
+        return swarm_plan.Plan.draw(self.rng)
 
 
 PINNED = (

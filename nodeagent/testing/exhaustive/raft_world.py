@@ -10,38 +10,32 @@ at once. The election timeouts of all nodes have passed by then, because safety 
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from nodeagent.host.desk import Effects
 from nodeagent.log import GroupLog
-from nodeagent.model.config import RaftSettings
-from nodeagent.model.entries import Append, Base, Config, EntryKind, HardState, LogOp, Rebase, SetHard
+from nodeagent.model.entries import Append, Base, Config, EntryKind, LogOp, Rebase, SetHard
 from nodeagent.model.errors import NodeAgentError, NotLeader, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import (
     AppendRequest,
     RaftMessage,
     Routed,
-    SnapshotOffer,
     VoteReply,
     VoteRequest,
 )
 from nodeagent.model.space import Room
-from nodeagent.raft import Raft, RaftLog, decode_config
+from nodeagent.raft import Raft, decode_config
 from nodeagent.raft.membership import check_step
 from nodeagent.raft.state import Role
 from nodeagent.testing.durable import follow
-from nodeagent.testing.exhaustive.fork import digest, fork
+from nodeagent.testing.exhaustive.fork import digest
+from nodeagent.testing.exhaustive.raft_member import GROUP, SETTINGS, DiskWrite, Member
 from nodeagent.testing.raft_checks import RaftSafety
-
-GROUP = "g"
-SETTINGS = RaftSettings(heartbeat_ms=100, election_timeout_ms=1_000, commit_news_ms=1 << 40)
-BOUNDS = (SETTINGS.heartbeat_ms, SETTINGS.election_timeout_ms)
 
 _decode = msgspec.msgpack.Decoder(RaftMessage).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -82,125 +76,6 @@ class RaftBounds:
 
     alike: tuple[NodeId, ...] = ()
     """Nodes that differ only in their names until the first event that involves them."""
-
-
-@dataclass(slots=True)
-class _Write:
-    ops: list[LogOp]
-    last: tuple[int, int] | None = None
-    """Last (index, term) of the log, if the write contains entries."""
-
-    base: Base | None = None
-    """Base of the snapshot that the write installs."""
-
-    sends: list[tuple[NodeId, RaftMessage]] = field(default_factory=list)
-
-    def copy(self) -> "_Write":
-        return replace(self, sends=list(self.sends))
-
-
-def _drawn(life: int) -> float:
-    """The random number of a process; differs in each life."""
-    return (0.5 + life / 128) % 1
-
-
-class Member:
-    """A node, which is both the machine and the replica that `RaftSafety` checks."""
-
-    __slots__ = (
-        "_name",
-        "disk",
-        "incarnation",
-        "life",
-        "node",
-        "offer",
-        "raft",
-        "read_from",
-        "rebasing",
-        "seen",
-        "writes",
-    )
-
-    group = GROUP
-    lossy = False
-
-    def __init__(self, node: NodeId, config: Config, life: int = 0) -> None:
-        self.node = node
-        self.life = life
-        self.incarnation = f"{node}.{life}"
-        self.disk = GroupLog(Base(0, 0, config), HardState(), [])
-        self._start(0)
-
-    def _start(self, clock: int) -> None:
-        disk = self.disk
-        log = RaftLog(disk.base, list(disk.entries))
-        self.raft = Raft(
-            self.node, log, disk.hard, SETTINGS, partial(_drawn, self.life), clock, disk.base.index
-        )
-        self.seen = disk.base.index
-        self.writes: list[_Write] = []
-        self.offer: tuple[NodeId, SnapshotOffer] | None = None
-        self.read_from: int | None = None
-        """Minimum index that a read in progress must return."""
-
-        self.rebasing = False
-        self._name: bytes | None = None
-
-    def copy(self) -> "Member":
-        made = Member.__new__(Member)
-        for name in ("node", "life", "incarnation", "seen", "offer", "read_from", "rebasing"):
-            setattr(made, name, getattr(self, name))
-        made.raft = fork(self.raft)
-        made.disk = GroupLog(self.disk.base, self.disk.hard, list(self.disk.entries))
-        made.writes = [w.copy() for w in self.writes]
-        made._name = None
-        return made
-
-    @property
-    def name(self) -> bytes:
-        if self._name is None:
-            state = [
-                self.raft,
-                self.disk,
-                self.writes,
-                self.offer,
-                self.read_from,
-                self.rebasing,
-                self.seen,
-                self.life,
-            ]
-            self._name = digest(state, self.raft.clock, BOUNDS)
-        return self._name
-
-    def crash(self) -> None:
-        self.life += 1
-        self._start(self.raft.clock)
-
-    # Required by `RaftSafety`.
-
-    @property
-    def durable(self) -> Self:
-        return self
-
-    @property
-    def leads(self) -> bool:
-        return self.raft.role is Role.LEADER
-
-    def replicas(self) -> tuple[Self]:
-        return (self,)
-
-    def replica(self, group: str) -> Self:
-        return self
-
-    def hard(self, group: str) -> HardState:
-        return self.disk.hard
-
-    def holds(self, group: str, index: int, term: int) -> bool:
-        disk = self.disk
-        at = index - disk.base.index
-        if at <= 0:
-            return True
-        return at <= len(disk.entries) and disk.entries[at - 1].term == term
 
 
 class RaftWorld:
@@ -413,7 +288,7 @@ class RaftWorld:
         self._spend("purges")
         member = self._touch(node)
         base = member.raft.compact(min(member.seen, member.raft.commit))
-        member.writes.append(_Write([Rebase(GROUP, base, True)]))
+        member.writes.append(DiskWrite([Rebase(GROUP, base, True)]))
         self._turn(member)
 
     def _install(self, node: NodeId) -> None:
@@ -426,7 +301,7 @@ class RaftWorld:
         base = member.offer[1].base
         keep = member.raft.log.term(base.index) == base.term
         member.rebasing = True
-        member.writes.append(_Write([Rebase(GROUP, base, keep)], base=base))
+        member.writes.append(DiskWrite([Rebase(GROUP, base, keep)], base=base))
         self._turn(member)
 
     # --- events of scripts -------------------------------------------------------------------------
@@ -558,9 +433,9 @@ class RaftWorld:
             ops.append(SetHard(GROUP, ready.hard))
         if ready.append is not None:
             ops.append(Append(GROUP, *ready.append))
-            member.writes.append(_Write(ops, (raft.log.last_index, raft.log.last_term)))
+            member.writes.append(DiskWrite(ops, (raft.log.last_index, raft.log.last_term)))
         elif ops:
-            member.writes.append(_Write(ops))
+            member.writes.append(DiskWrite(ops))
         sends += ready.now
         (member.writes[-1].sends if member.writes else sends).extend(ready.after)
         if ready.committed is not None and not member.rebasing:

@@ -28,7 +28,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds; 0: only the recorded seed")
     parser.add_argument("--world", choices=WORLDS, default="", help="run the seeds only in this world")
     parser.add_argument("--net", action="append", choices=NETS, help="use only this net; can be repeated")
-    parser.add_argument("--room", action="append", default=[], help="only bugs of this package; can be repeated")
+    parser.add_argument(
+        "--room", action="append", default=[], help="only bugs of this package; can be repeated"
+    )
     parser.add_argument("--sample", type=int, help="plant a fixed sample of this size")
     parser.add_argument("--machine", type=int, help="plant this many generated bugs instead")
     parser.add_argument("--record", action="store_true", help="record the seeds that found the bugs")

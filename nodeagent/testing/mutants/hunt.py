@@ -89,7 +89,9 @@ def plant(mutant: Mutant, into: Path) -> Path:
     """Copy the package with the bug into `into`; returns the directory to import it from."""
     target = _copy(into) / "nodeagent" / mutant.file
     source = target.read_text()
-    assert source.count(mutant.old) == 1, f"{mutant.name}: `old` occurs {source.count(mutant.old)} times in {mutant.file}, not once"
+    assert source.count(mutant.old) == 1, (
+        f"{mutant.name}: `old` occurs {source.count(mutant.old)} times in {mutant.file}, not once"
+    )
     target.write_text(source.replace(mutant.old, mutant.new))
     return into
 
