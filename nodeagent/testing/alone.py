@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from nodeagent.testing.cluster_plan import Plan, draw_habits
 from nodeagent.testing.cluster_swarm import ClusterSwarm, Report, reported
-from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds, draw_stragglers
+from nodeagent.testing.injector import WHOLE_KINDS
+from nodeagent.testing.nemesis import draw_kinds, draw_stragglers
 from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import timed
 

@@ -4,8 +4,9 @@ import random
 from dataclasses import dataclass, field
 
 from nodeagent.model.config import RaftSettings
-from nodeagent.testing.disk import ENDLESS_BYTES
-from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds
+from nodeagent.testing.injector import WHOLE_KINDS
+from nodeagent.testing.nemesis import draw_kinds
+from nodeagent.testing.volume import ENDLESS_BYTES
 from nodeagent.testing.workload import PLAIN_HABITS, Habits
 
 KINDS_OF = {

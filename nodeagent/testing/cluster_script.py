@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from nodeagent.model.errors import InvalidInput
 from nodeagent.testing.cluster_plan import BURST_MS_MIN, STEPS, Plan
-from nodeagent.testing.nemesis import WHOLE_KINDS
+from nodeagent.testing.injector import WHOLE_KINDS
 from nodeagent.testing.script import PlanChanges, read
 from nodeagent.testing.workload import Habits
 

@@ -26,15 +26,8 @@ from nodeagent.model.operation import NEXT
 from nodeagent.model.raft_messages import RaftMessage
 from nodeagent.raft.state import Role
 from nodeagent.testing import alone, cluster_swarm, swarm
-from nodeagent.testing.nemesis import (
-    CALLS,
-    KINDS,
-    PASSIVE,
-    WHOLE_KINDS,
-    Focus,
-    Nemesis,
-    focusable,
-)
+from nodeagent.testing.injector import CALLS, KINDS, PASSIVE, WHOLE_KINDS, Focus
+from nodeagent.testing.nemesis import Nemesis, focusable
 from nodeagent.testing.parallel import results
 from nodeagent.testing.sim import Sim
 
@@ -93,7 +86,6 @@ WORLDS: dict[str, Callable[[Run], Ran]] = {
     "groups": run_groups,
 }
 """Runner of each world, the slowest world first."""
-
 
 PASSED_AT_ONCE = {"remove-node PLANNED", "rebalance PLANNED", "rebalance FORMAL"}
 """Stages that an operation passes at once: no node joins, or no group changes its members

@@ -27,7 +27,8 @@ from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import ErrorReply, Reply, Request, Written
 from nodeagent.raft import Raft, RaftLog
 from nodeagent.storage import layout
-from nodeagent.testing.machine import UPKEEP_MS, Machine
+from nodeagent.testing.machine import Machine
+from nodeagent.testing.process import UPKEEP_MS
 from nodeagent.testing.sim import Sim
 
 HOUSE_MS = 50

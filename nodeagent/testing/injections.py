@@ -15,9 +15,9 @@ import msgspec
 
 from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.testing import disk
 from nodeagent.testing.machine import Machine
 from nodeagent.testing.sim import Sim, WallClock
+from nodeagent.testing.volume import Fault
 
 
 class _Injection(msgspec.Struct, frozen=True, tag_field="kind", tag=str.lower, forbid_unknown_fields=True):
@@ -138,7 +138,7 @@ class DiskError(_OfOne, frozen=True):
 
     def hit(self, sim: Sim[Any], machine: Machine) -> None:
         number = getattr(errno, self.error)
-        machine.disk.faults.append(disk.Fault(self.operation, number, self.place, self.skip, self.times))
+        machine.disk.faults.append(Fault(self.operation, number, self.place, self.skip, self.times))
 
 
 class Unreadable(_OfOne, frozen=True):
@@ -151,7 +151,7 @@ class Unreadable(_OfOne, frozen=True):
         machine.lossy = True
         machine.stop(power=False)
         start_later(sim, machine, self.back_ms)
-        machine.disk.faults.append(disk.Fault("read", errno.EIO, "log/0", skip=self.skip, times=1000))
+        machine.disk.faults.append(Fault("read", errno.EIO, "log/0", skip=self.skip, times=1000))
 
 
 class Full(_OfOne, frozen=True):

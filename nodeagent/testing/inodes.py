@@ -83,7 +83,6 @@ class Directory:
 
 Node = Directory | Inode
 
-
 Change = list[tuple[Directory, str, Node | None]]
 """Names that are set or removed (None) in one atomic step."""
 

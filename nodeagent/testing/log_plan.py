@@ -4,15 +4,13 @@ import random
 from dataclasses import dataclass
 
 from nodeagent.log import LogSettings
-from nodeagent.testing.disk import ENDLESS_BYTES
+from nodeagent.testing.volume import ENDLESS_BYTES
 
 CALLS = ("sync", "write", "truncate", "create", "rename", "unlink", "sync_dir")
 """Disk calls that can fail."""
 
-
 ENDS = ("close", "kill", "power", *CALLS)
 """How a life can end."""
-
 
 HURTS = ("flip", "wipe", "stray", "lose")
 """Kinds of corruption between two lives."""

@@ -25,16 +25,16 @@ from nodeagent.model.errors import Damaged
 from nodeagent.model.ids import GroupId
 from nodeagent.storage import layout
 from nodeagent.testing.batches import Batches, copy_state
-from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from nodeagent.testing.disk import SimDisk
 from nodeagent.testing.durable import Durable
 from nodeagent.testing.inodes import SECTOR_BYTES
 from nodeagent.testing.log_plan import CALLS, Plan
 from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.sim import Sim
+from nodeagent.testing.volume import Fault, PowerCut
 
 NODE = "m1"
-
 
 LIVES = 200
 OPENINGS_MAX = 5

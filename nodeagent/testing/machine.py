@@ -5,38 +5,21 @@ dispatches effects once per turn. The subclass decides what it runs: a whole `Ho
 only (`groups`).
 """
 
-import errno
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
 
-from nodeagent.host.desk import Effects
 from nodeagent.host.replica import INSTALL_KEEP_MS, Replica
-from nodeagent.log import Log, LogSettings, NoSpace, Recovered
-from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, NodeFile, begin_start, known_identity
-from nodeagent.log.replay import list_segments, path_of
-from nodeagent.model.disk import Disk
+from nodeagent.log import NoSpace
 from nodeagent.model.entries import LogOp
-from nodeagent.model.errors import Damaged, Overloaded, Unavailable
+from nodeagent.model.errors import Overloaded, Unavailable
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.jobs import CompactFiles, Failed, InstallSnapshot, Job, JobResult, StageFiles
-from nodeagent.model.limits import SEGMENT_SHARE
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import Reply, Request
-from nodeagent.model.space import reserve, zero_step
-from nodeagent.storage import layout
-from nodeagent.storage.engine import InlineEngine
-from nodeagent.storage.executor import Storage
-from nodeagent.testing.builds import PLAIN, LibraryFormat
-from nodeagent.testing.disk import ENDLESS_BYTES, Fault, PowerCut, SimDisk
-from nodeagent.testing.durable import Durable
-from nodeagent.testing.sim import Sim, WallClock
+from nodeagent.testing.process import UPKEEP_MS, Process
+from nodeagent.testing.volume import ENDLESS_BYTES
 
-BALLAST = "ballast"
-UPKEEP_MS = 1_000
 SNAPSHOT_TTL_MS = 6_000
-SEGMENT_BYTES_MAX = 1 << 18
-"""Maximum size of a log segment. Longer preallocated segments would only be copied and searched."""
 
 STALL_POLL_MS = 10
 NO_SPACE_RETRY_MS = 100
@@ -44,152 +27,8 @@ CLEAN_MS = max(SNAPSHOT_TTL_MS, INSTALL_KEEP_MS) + 2 * UPKEEP_MS
 """Time after the last event at which no file may be left that no manifest names."""
 
 
-class Inside(Protocol):
-    """What a machine requires from what runs on it: the contract of `host.host`."""
-
-    def take(self) -> Effects: ...
-    def on_persisted(self, batch: int, now: int) -> None: ...
-    def on_job(self, number: int, result: JobResult, now: int) -> None: ...
-    def on_snapshots_expired(self, names: list[str], now: int) -> None: ...
-    def on_reply(self, call: int, reply: Reply, now: int) -> None: ...
-    def tick(self, now: int, wall: int) -> None: ...
-    def deadline(self) -> int: ...
-    def on_disk(self, free: int, total: int, now: int) -> None: ...
-
-    @property
-    def idle(self) -> bool: ...
-
-    @property
-    def no_room(self) -> str: ...
-
-
-class Machine:
+class Machine(Process):
     """A simulated machine; `life` counts its processes."""
-
-    host: Any
-    """The `Inside` that the subclass runs."""
-
-    def __init__(self, sim: Sim[Any], node: NodeId) -> None:
-        self.sim = sim
-        self.node = node
-        self.disk = SimDisk(now_ms=lambda: self.wall)
-        self.durable = Durable(node)
-        self.alive = False
-        self.gone = False
-        """Whether the machine is permanently lost: it never starts again."""
-
-        self.damaged = ""
-        """Why the damaged data directory prevents a start; "" if it does not."""
-
-        self.lossy = False
-        """Whether parts of the data directory were lost or changed, so that its groups may be damaged."""
-
-        self.clock = WallClock()
-        self.pace = 1.0
-        """Rate of its monotonic clock relative to simulated time."""
-
-        self.asleep_until = 0
-        """Until then the process is suspended, and its messages wait."""
-
-        self.life = 0
-        self.incarnation = f"{sim.rng.getrandbits(64):016x}"
-        self.identity: NodeFile
-        self.storage: Storage
-        self._log: Log
-        self._tokens: dict[int, Callable[[Reply], None]] = {}
-        self._token = 0
-        self.held = 0
-        """How often the log writer had no disk space."""
-
-        self.build = PLAIN
-        """The release that its next process runs."""
-
-        self.segment_bytes = SEGMENT_BYTES_MAX
-        self.upkeep_ms = UPKEEP_MS
-        self._writing = False
-        self._jobs: dict[int, Job] = {}
-        """Jobs in progress."""
-
-        self._queue: list[tuple[int, list[LogOp]]] = []
-        self._turn_due = False
-        self._tick_at = -1
-
-    @property
-    def now(self) -> int:
-        """The machine's monotonic clock in milliseconds."""
-        return self.sim.now if self.pace == 1.0 else int(self.sim.now * self.pace)
-
-    @property
-    def unanswered(self) -> int:
-        """Number of requests that this process has not answered yet."""
-        return len(self._tokens)
-
-    @property
-    def wall(self) -> int:
-        return self.clock.at(self.sim.now)
-
-    # --- life --------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        assert not self.alive
-        if self.gone or self.damaged:
-            return
-        self.life += 1
-        self.alive = True
-        self._tokens.clear()
-        self._queue.clear()
-        self._writing = self._turn_due = False
-        self._tick_at = -1
-        self._guard(self._open)
-
-    def _open(self) -> None:
-        try:
-            known = known_identity(self.disk, self.node, layout.GROUPS)
-        except Damaged as error:
-            self.alive, self.damaged = False, error.what
-            self.sim.tell(f"{self.node} does not start: {error.what}")
-            return
-        total = self.disk.total_bytes()
-        zeros = min(zero_step(total), SEGMENT_BYTES_MAX)
-        settings = LogSettings(min(self.segment_bytes, total // SEGMENT_SHARE), zeros, reserve(total))
-        self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
-        self.durable.reopened(recovered, must_fit=not self.lossy)
-        self.identity = begin_start(self.disk, self._log, self.node, known, self._draw)
-        engine = InlineEngine(_under(self.disk), LibraryFormat(self.build.maker))
-        self.storage = Storage(_under(self.disk), engine)
-        self.storage.prepare()
-        self._open_host(recovered)
-        self.wake()
-
-    def _open_host(self, recovered: Recovered) -> None:
-        """Create `host` from the recovered log and the files on disk."""
-        raise NotImplementedError
-
-    def _draw(self) -> str:
-        """Draw a nonce for this directory; the first is the incarnation by which the scenario knows the
-        node."""
-        return f"{self.life}.{self.disk.operations}" if self.disk.exists(LOG_ID_FILE) else self.incarnation
-
-    def segments(self) -> list[str]:
-        """Paths of the log segments, oldest first."""
-        return [path_of(LOG_DIR, number) for number in list_segments(self.disk, LOG_DIR)]
-
-    def lose(self, *paths: str) -> None:
-        """Delete files or directories while the node is down, as an operator or a file system repair may."""
-        assert not self.alive
-        self.lossy = True
-        for path in paths:
-            if self.disk.exists(path):
-                self.disk.rmtree(path) if self.disk.stat(path).is_dir else self.disk.unlink(path)
-        self.sim.tell(f"{self.node} loses {paths}")
-
-    def put_back(self, older: SimDisk) -> None:
-        """Replace the whole data directory by an older copy of it."""
-        assert not self.alive
-        self.lossy = True
-        self.disk = older
-        older.restart()
-        self.sim.tell(f"{self.node} is put back from an older copy")
 
     def _upkeep(self) -> None:
         gone = self.storage.expire_snapshots(self.now, SNAPSHOT_TTL_MS)
@@ -199,89 +38,7 @@ class Machine:
             self._log.mark_synced()
         self.later(self.upkeep_ms, self._upkeep)
 
-    def cut_power_soon(self) -> None:
-        """Cut the power during one of the next 40 disk changes."""
-        self.disk.cut_power_at = self.disk.operations + self.sim.rng.randint(1, 40)
-
-    def fill_disk(self) -> None:
-        """Fail some of the next writes of TsFiles for lack of disk space."""
-        self.disk.faults.append(
-            Fault("write", errno.ENOSPC, f"{layout.TMP}/", times=self.sim.rng.randint(1, 6))
-        )
-
-    def take_room(self, leave: int) -> None:
-        """Fill the disk with a foreign file except for `leave` bytes, or delete that file."""
-        cut, self.disk.cut_power_at = self.disk.cut_power_at, None  # a power cut must hit a write of the node
-        if self.disk.exists(BALLAST):
-            self.disk.unlink(BALLAST)
-        size = self.disk.free_bytes() - leave
-        if size > 0:
-            with self.disk.create(BALLAST) as file:
-                file.pwrite(0, bytes(size))
-                file.sync()
-        self.disk.sync_dir("")
-        self.disk.cut_power_at = cut
-
-    def stop(self, *, power: bool) -> None:
-        """Kill the process; with `power`, also lose what was not synced."""
-        self.alive = False
-        self.asleep_until = 0
-        self.sim.tell(f"{self.node} {'loses power' if power else 'is killed'}")
-        for what in self._under_way():
-            self.sim.seen["power cut" if power else "kill", what] += 1
-        self._jobs.clear()
-        if power:
-            self.disk.crash(self.sim.rng)
-        else:
-            self.disk.restart()
-
-    def _under_way(self) -> set[str]:
-        """Effects that have begun and not completed, by name."""
-        found = {type(job).__name__ for job in self._jobs.values()}
-        if self._writing:
-            found.add("log written, not synced")
-        if self._queue:
-            found.add("log not written")
-        return found or {"at rest"}
-
-    def sleep(self, ms: int) -> None:
-        """Suspend the process, as SIGSTOP does; messages wait in its sockets until it continues."""
-        self.asleep_until = max(self.asleep_until, self.sim.now + ms)
-        self.sim.tell(f"{self.node} sleeps {ms} ms")
-
-    def later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Schedule an event of this process. It is dropped when the process ends, and late if it is
-        suspended."""
-        life = self.life
-
-        def run() -> None:
-            if not self.alive or self.life != life:
-                return
-            if self.asleep_until > self.sim.now:
-                self.sim.at(self.asleep_until - self.sim.now, run)
-            else:
-                self._guard(action)
-
-        self.sim.at(delay_ms, run)
-
-    def _guard(self, action: Callable[[], None]) -> None:
-        """Run `action`. A power cut or a disk error of the log ends the process, as it ends the real one; the
-        node restarts later."""
-        try:
-            action()
-        except PowerCut:
-            self._go_down(power=True)
-        except OSError as error:
-            if not self.sim.may_err:
-                raise
-            self.sim.tell(f"{self.node} ends: {error}")
-            self._go_down(power=False)
-
-    def _go_down(self, *, power: bool) -> None:
-        self.stop(power=power)
-        self.sim.at(self.sim.rng.randint(50, 3000), lambda: None if self.alive else self.start())
-
-    # --- the shell ---------------------------------------------------------------------------------
+    # --- turns -------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         if not self._turn_due:
@@ -424,7 +181,7 @@ class Machine:
 
         self.sim.call(self.node, target, request, then)
 
-    # --- what runs in it ---------------------------------------------------------------------------
+    # --- replicas ----------------------------------------------------------------------------------
 
     def replicas(self) -> Iterable[Replica]:
         raise NotImplementedError
@@ -451,14 +208,3 @@ class Machine:
 
     def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
         raise NotImplementedError
-
-    def token(self, answer: Callable[[Reply], None]) -> int:
-        """A number that identifies the request until `answer` is called."""
-        self._token += 1
-        self._tokens[self._token] = answer
-        return self._token
-
-
-def _under(disk: SimDisk) -> Disk:
-    """The log and the data share one simulated disk, in separate directories."""
-    return disk

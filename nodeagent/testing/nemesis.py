@@ -5,29 +5,21 @@ No run has all kinds of faults, because a fault that is always present hides wha
 """
 
 import random
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
-from typing import Any, get_args
 from unittest import mock
 
-from nodeagent.host.replica import Replica
 from nodeagent.log.identity import ID_FILE, LOG_DIR
 from nodeagent.model.ids import META, GroupId, NodeId
-from nodeagent.model.jobs import Job
 from nodeagent.storage import layout
-from nodeagent.testing.disk import ENDLESS_BYTES
 from nodeagent.testing.injections import (
-    SPOILING,
     Ambush,
     DiskError,
     Disks,
     Down,
     Flip,
     Full,
-    Injection,
     Jump,
     Lose,
     Network,
@@ -36,67 +28,27 @@ from nodeagent.testing.injections import (
     Stall,
     Stragglers,
     Stray,
-    Timed,
     Torn,
     Transfer,
     Unreadable,
 )
+from nodeagent.testing.injector import (
+    CALLS,
+    FILE_OPERATIONS,
+    FILE_PLACES,
+    FOCUS_KINDS,
+    FOCUS_WEIGHT,
+    IN_LOG,
+    JOBS,
+    WHOLE_KINDS,
+    Focus,
+    Injector,
+    call_of,
+)
 from nodeagent.testing.inodes import SECTOR_BYTES
-from nodeagent.testing.machine import BALLAST, Machine
-from nodeagent.testing.sim import CLIENT, Sim, WallClock
-
-KINDS = (
-    "kill",
-    "power",
-    "torn",
-    "dark",
-    "sleep",
-    "cut",
-    "alone",
-    "deposed",
-    "storm",
-    "slow",
-    "stall",
-    "sync_error",
-    "write_error",
-    "read_error",
-    "full",
-    "flip",
-    "stray",
-    "lose",
-    "transfer",
-    "member",
-    "drift",
-    "straggle",
-)
-"""Kinds of faults for Raft groups without data."""
-
-WHOLE_KINDS = tuple(k for k in KINDS if k not in ("read_error", "flip", "stray", "lose", "member")) + (
-    "files",
-    "ambush",
-    "jump",
-)
-"""Kinds of faults for whole clusters: those that lose no data permanently."""
-
-JOBS = tuple(sorted(job.__name__ for job in get_args(Job)))
-FILE_OPERATIONS = ("write", "sync", "sync_dir", "create", "rename", "link", "unlink", "mkdirs")
-IN_LOG = f"{LOG_DIR}/"
-FILE_PLACES = tuple(f"{name}/" for name in (layout.GROUPS, layout.STAGING, layout.SNAPSHOTS, layout.TMP))
-_NO_CALLS = {(operation, f"{layout.TMP}/") for operation in ("link", "mkdirs", "sync_dir")}
-CALLS = tuple(call for call in product(FILE_OPERATIONS, FILE_PLACES) if call not in _NO_CALLS)
-"""(operation, directory) of the disk calls that can fail."""
-
-PASSIVE = ("member", "drift")
-"""Kinds that are not injected here: changes of members, and the rates of the machines' clocks."""
-
-
-Focus = tuple[tuple[str, str], ...]
-"""The (class, member) pairs that a run should reach first, by the names of `coverage`."""
-
-FOCUS_KINDS = {"kill": "ambush", "power cut": "ambush", "failed job": "files", "failed on disk": "files"}
-"""The kind of fault that reaches the members of each class."""
-
-FOCUS_WEIGHT = 6
+from nodeagent.testing.machine import Machine
+from nodeagent.testing.sim import CLIENT, WallClock
+from nodeagent.testing.volume import ENDLESS_BYTES
 
 
 def focusable(name: str, member: str) -> bool:
@@ -104,7 +56,7 @@ def focusable(name: str, member: str) -> bool:
     if name == "fault":
         return member in WHOLE_KINDS
     if name == "failed on disk":
-        return _call(member) in CALLS
+        return call_of(member) in CALLS
     return name == "operation" or (name in FOCUS_KINDS and member in JOBS)
 
 
@@ -126,118 +78,8 @@ def draw_stragglers(rng: random.Random) -> dict[str, int]:
     return {"straggle": rng.choice([1, 3])} if rng.random() < 0.4 else {}
 
 
-class Nemesis:
+class Nemesis(Injector):
     """Draws and injects the faults of one run. `faults` counts them by kind; `done` records each one."""
-
-    def __init__(
-        self,
-        sim: Sim[Any],
-        rng: random.Random,
-        kinds: Mapping[str, int],
-        *,
-        gap_ms: int,
-        back_ms: int,
-        timeout_ms: int,
-        led: Callable[[random.Random], tuple[Machine, Replica] | None],
-        may_spoil: Callable[[NodeId], bool] = lambda name: False,
-        focus: Focus = (),
-    ) -> None:
-        """
-        Args:
-            rng: used only for faults, so that runs with other faults stay as similar as possible.
-            kinds: kinds of faults and their weights.
-            gap_ms: average time between two faults.
-            back_ms: maximum time that a process is down or suspended.
-            timeout_ms: election timeout.
-            led: draws a group that has a leader; returns the leader and its replica.
-            may_spoil: whether this machine may lose data permanently.
-            focus: jobs and disk calls to prefer.
-        """
-        self.sim = sim
-        self.rng = rng
-        self.calm = True
-        self.faults: Counter[str] = Counter()
-        self.done: list[Timed] = []
-        self.healed_at: int | None = None
-        self.spoiled: set[NodeId] = set()
-        """Machines that lost data permanently; the operator of the cluster replaces them."""
-
-        self._kinds = kinds
-        self._gap_ms = gap_ms
-        self._back_ms = back_ms
-        self._timeout_ms = timeout_ms
-        self._led = led
-        self._may_spoil = may_spoil
-        self._jobs = tuple(m for name, m in focus if name in ("kill", "power cut") and m in JOBS) or JOBS
-        self._calls = [_call(m) for name, m in focus if name == "failed on disk"]
-        self._round = 0
-        """How often faults began."""
-
-    def begin(self, delay_ms: int = 0) -> None:
-        """Inject one fault after the other from then on, until `heal`."""
-        self.calm = False
-        self._round += 1
-        self.sim.at(delay_ms, partial(self._next, self._round))
-
-    def follow(self, script: Sequence[Timed]) -> None:
-        """Inject only these faults, each at its time, until `heal`."""
-        self.calm = False
-        self._follow(deque(script))
-
-    def _follow(self, script: deque[Timed]) -> None:
-        """Inject the faults that are due and schedule the next ones."""
-        while script and script[0][0] <= self.sim.now and not self.calm:
-            self._inject(script.popleft()[1])
-        if script and not self.calm:
-            self.sim.at(script[0][0] - self.sim.now, partial(self._follow, script))
-
-    def _next(self, number: int) -> None:
-        if self.calm or number != self._round or not self._kinds:
-            return
-        [kind] = self.rng.choices(list(self._kinds), list(self._kinds.values()))
-        if kind not in PASSIVE:
-            getattr(self, f"_{kind}")()
-        self.sim.at(self.rng.randint(1, 2 * self._gap_ms), partial(self._next, number))
-
-    def heal(self) -> None:
-        """End all faults and restart all machines; spoiled machines stay spoiled."""
-        self.calm = True
-        self.healed_at = self.sim.now
-        self.sim.ambushes.clear()
-        self.sim.faults.heal()
-        for node in list(self.sim.nodes.values()):
-            node.asleep_until = 0
-            node.clock = WallClock()
-            node.disk.cut_power_at = None
-            if node.disk.exists(BALLAST):
-                node.disk.unlink(BALLAST)
-            if node.node not in self.spoiled:
-                node.disk.faults.clear()
-            if not node.alive and node.life:
-                node.start()
-
-    def _do(self, kind: str, injection: Injection) -> None:
-        self.faults[kind] += 1
-        self._inject(injection)
-
-    def _inject(self, injection: Injection) -> None:
-        if isinstance(injection, SPOILING):
-            if not self._may_spoil(injection.node):  # it was drawn when this was still allowed
-                return
-            self.spoiled.add(injection.node)
-        self.done.append((self.sim.now, injection))
-        self.sim.events += 1
-        injection.inject(self.sim)
-
-    def _alive(self) -> list[Machine]:
-        return [n for n in self.sim.nodes.values() if n.alive]
-
-    def _some(self) -> Machine | None:
-        alive = self._alive()
-        return self.rng.choice(alive) if alive else None
-
-    def _back(self) -> int:
-        return self.rng.randint(1, self._back_ms)
 
     def _kill(self) -> None:
         if node := self._some():
@@ -426,11 +268,6 @@ class Nemesis:
 
 def _data_groups(node: Machine) -> list[GroupId]:
     return [r.group for r in node.replicas() if r.group != META]
-
-
-def _call(member: str) -> tuple[str, str]:
-    operation, _, place = member.partition(" ")
-    return operation, f"{place}/"
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from nodeagent.testing.workload import EXPIRING, RETRY_MS, TTL_MS, Cell, History
 
 NEWEST = 1 << 62
 
-
 Pages = Callable[[list[RowsScanned] | None], None]
 
 

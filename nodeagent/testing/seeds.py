@@ -23,7 +23,6 @@ WHOLE: tuple[Runs, ...] = (
 )
 """Worlds of whole clusters; each seed runs one of these sets, in turn."""
 
-
 WORLDS: Runs = {name: runs[name] for runs in (SMALL, *WHOLE) for name in runs}
 """All worlds."""
 

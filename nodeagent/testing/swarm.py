@@ -6,9 +6,7 @@ and the groups must come to rest (L1, L3).
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import msgspec
 
@@ -16,23 +14,19 @@ from nodeagent.host.desk import Effects
 from nodeagent.model.entries import Config, EntryKind
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.requests import ErrorReply, Reply, Written
 from nodeagent.testing.groups import GroupNode, TallyReplica, decode_count
+from nodeagent.testing.injector import Pace
 from nodeagent.testing.nemesis import Nemesis, bounded, draw_stragglers
 from nodeagent.testing.parallel import run_command
 from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.script import Script
-from nodeagent.testing.sim import CLIENT, Sim
+from nodeagent.testing.sim import Sim
+from nodeagent.testing.swarm_clients import Client, Histories
 from nodeagent.testing.swarm_plan import Plan
 
 EVENTS_MAX = 20_000
 """Number of events after which a run is healed."""
-
-A = TypeVar("A")
-
-DEFINITE = ("not_leader", "overloaded", "refused", "invalid_input")
-"""Error codes that mean that the command was not accepted and never will be (S18)."""
 
 
 class Report(msgspec.Struct):
@@ -49,125 +43,6 @@ class Report(msgspec.Struct):
     faults: dict[str, int]
     odd: dict[str, int]
     """Rare events that happened; a run without them does not test them."""
-
-
-class Histories:
-    """Requests of the clients and their replies. Every client counts upwards, so a number implies all smaller
-    ones."""
-
-    def __init__(self) -> None:
-        self.asked: dict[tuple[GroupId, str], int] = {}
-        self.acked: dict[tuple[GroupId, str], int] = {}
-        self.never: set[str] = set()
-        """Marks of commands that were definitely refused."""
-
-        self.applied: set[str] = set()
-        self.counted = self.reads = self.unknown = self.refused = 0
-
-
-class Client:
-    """Counts upwards in one group and reads, with several requests in progress."""
-
-    def __init__(self, swarm: "Swarm", group: GroupId, who: str) -> None:
-        self.swarm = swarm
-        self.sim = swarm.sim
-        self.key = (group, who)
-        self.group, self.who = group, who
-        self.waiting = 0
-        """Requests in progress."""
-
-        self._target = ""
-        self._next = 0
-        self._pause_ms = 2 * swarm.plan.settings.heartbeat_ms
-        self._patience_ms = 2 * swarm.plan.settings.election_timeout_ms
-
-    def step(self) -> None:
-        if self.swarm.nemesis.calm:
-            return
-        rng = self.sim.rng
-        if not self._target or rng.random() < 0.02:
-            self._target = rng.choice(sorted(self.sim.nodes))
-        for _ in range(rng.randint(0, self.swarm.plan.window - self.waiting)):
-            if rng.random() < 0.25:
-                self._read()
-            else:
-                self._count()
-        self.sim.at(rng.randint(1, self._pause_ms), self.step)
-
-    def _once(self, then: Callable[[A | None], None]) -> Callable[[A | None], None]:
-        """A function that calls `then` once: with the first answer, or with None at the timeout."""
-        answered = False
-
-        def finish(answer: A | None) -> None:
-            nonlocal answered
-            if not answered:
-                answered = True
-                self.waiting -= 1
-                then(answer)
-
-        self.waiting += 1
-        self.sim.at(self._patience_ms, lambda: finish(None))
-        return finish
-
-    def _count(self) -> None:
-        histories = self.swarm.histories
-        numbers = list(range(self._next + 1, self._next + 1 + self.sim.rng.choice([1, 1, 1, 3])))
-        self._next = histories.asked[self.key] = numbers[-1]
-
-        def answered(reply: Reply | None) -> None:
-            if isinstance(reply, Written):
-                histories.counted += len(numbers)
-                histories.acked[self.key] = max(numbers[-1], histories.acked.get(self.key, 0))
-                return
-            assert reply is None or isinstance(reply, ErrorReply)
-            leader = reply.details.get("leader") if reply else None
-            self._target = leader if isinstance(leader, str) else ""
-            histories.refused += is_definite(reply)
-            histories.unknown += not is_definite(reply)
-
-        finish = self._once(answered)
-
-        def serve(node: GroupNode) -> None:
-            taken: list[str] = []
-            refused: list[Reply] = []
-
-            def answer(reply: Reply) -> None:
-                if is_definite(reply):
-                    refused.append(reply)
-                    self.swarm.will_not_be(taken)
-                self.sim.back(node.node, CLIENT, lambda: finish(reply))
-
-            taken += node.count(self.group, self.who, numbers, answer)
-            if refused:
-                self.swarm.will_not_be(taken)
-
-        self.sim.carry(CLIENT, self._target, serve)
-
-    def _read(self) -> None:
-        histories = self.swarm.histories
-        floor = histories.acked.get(self.key, 0)
-        target = self.sim.rng.choice(sorted(self.sim.nodes))
-
-        def answered(number: int | None) -> None:
-            if number is None:
-                return
-            histories.reads += 1
-            asked = histories.asked.get(self.key, 0)
-            assert floor <= number <= asked, (
-                f"S6: a strong read of {self.key} at {target} returned {number}; {floor} were acknowledged "
-                f"before it, {asked} requested"
-            )
-
-        finish = self._once(answered)
-
-        def serve(node: GroupNode) -> None:
-            node.read(self.group, self.who, lambda n: self.sim.back(node.node, CLIENT, lambda: finish(n)))
-
-        self.sim.carry(CLIENT, target, serve)
-
-
-def is_definite(reply: Reply | None) -> bool:
-    return isinstance(reply, ErrorReply) and reply.code in DEFINITE
 
 
 class Swarm:
@@ -192,14 +67,16 @@ class Swarm:
         self.histories = Histories()
         self.safety = RaftSafety(self.sim)
         self.sim.checks += [self.safety, self._note]
-        self.clients = [Client(self, group, f"c{i}") for group in self.first for i in range(plan.clients)]
+        self.clients = [
+            Client(self.sim, plan, self.histories, (group, f"c{i}"), lambda: self.nemesis.calm)
+            for group in self.first
+            for i in range(plan.clients)
+        ]
         self.nemesis = Nemesis(
             self.sim,
             random.Random(f"faults {seed}"),
             plan.kinds,
-            gap_ms=plan.gap_ms,
-            back_ms=plan.back_ms,
-            timeout_ms=plan.settings.election_timeout_ms,
+            Pace(plan.gap_ms, plan.back_ms, plan.settings.election_timeout_ms),
             led=lambda rng: self.leader(rng.choice(sorted(self.first))),
             may_spoil=self.may_spoil,
         )
@@ -229,13 +106,7 @@ class Swarm:
             node.pace = self.rng.choice([0.8, 1.0, 1.0, 1.25])
         return node
 
-    # --- what happened -----------------------------------------------------------------------------
-
-    def will_not_be(self, marks: list[str]) -> None:
-        """Note that these commands were definitely refused (S18)."""
-        found = self.histories.applied.intersection(marks)
-        assert not found, f"S18: {found} were definitely refused and are applied"
-        self.histories.never.update(marks)
+    # --- notes -------------------------------------------------------------------------------------
 
     def _note(self, node: GroupNode, effects: Effects) -> None:
         """Note what this process applied since its last turn, and rare events."""

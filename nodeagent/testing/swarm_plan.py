@@ -4,8 +4,9 @@ import random
 from dataclasses import dataclass
 
 from nodeagent.model.config import RaftSettings
-from nodeagent.testing.disk import ENDLESS_BYTES
-from nodeagent.testing.nemesis import KINDS, draw_kinds
+from nodeagent.testing.injector import KINDS
+from nodeagent.testing.nemesis import draw_kinds
+from nodeagent.testing.volume import ENDLESS_BYTES
 
 
 @dataclass

@@ -21,7 +21,7 @@ from nodeagent.testing.cluster_swarm import ClusterSwarm, Report, reported
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import timed
-from nodeagent.testing.scenario import LIMIT_MS
+from nodeagent.testing.simulated import LIMIT_MS
 
 DOWN_MS = (50, 1_500)
 """Range of how long a node is down for an upgrade."""

@@ -21,9 +21,11 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import GroupChange, Ranges, SlotMove
 from nodeagent.raft import Raft
 from nodeagent.testing.exhaustive.explore import Broken
-from nodeagent.testing.exhaustive.handover_world import HandoverBounds, HandoverWorld
+from nodeagent.testing.exhaustive.handover_world import HandoverWorld
+from nodeagent.testing.exhaustive.migration import HandoverBounds
+from nodeagent.testing.exhaustive.raft_group import RaftBounds
 from nodeagent.testing.exhaustive.raft_member import Member
-from nodeagent.testing.exhaustive.raft_world import RaftBounds, RaftWorld, plenty
+from nodeagent.testing.exhaustive.raft_world import RaftWorld, plenty
 from nodeagent.testing.exhaustive.scopes import RAFT
 from nodeagent.testing.nemesis import bounded
 from nodeagent.testing.parallel import run_command

@@ -10,8 +10,9 @@ from nodeagent.log import Log, LogSettings, NoSpace
 from nodeagent.model.disk import File
 from nodeagent.model.entries import HardState, SetHard
 from nodeagent.testing.batches import Batches, append, copy_state
-from nodeagent.testing.disk import Fault, PowerCut, SimDisk, SimFile
+from nodeagent.testing.disk import SimDisk, SimFile
 from nodeagent.testing.durable import State, follow
+from nodeagent.testing.volume import Fault, PowerCut
 from tests.log.small import SMALL, open_log
 
 TINY = LogSettings(segment_bytes=700, zero_step_bytes=512, reserve_bytes=0, copy_bytes_max=300)

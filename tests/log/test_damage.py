@@ -15,7 +15,8 @@ from nodeagent.log.index import GroupIndex
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Config, Forget, HardState, LogOp, Rebase, SetHard
 from nodeagent.testing.batches import Batches, append, base
-from nodeagent.testing.disk import Fault, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault
 from tests.log.small import SMALL, open_log
 
 ONE = LogSettings(segment_bytes=1 << 20, zero_step_bytes=8192, reserve_bytes=0)

@@ -12,7 +12,8 @@ import pytest
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Refused
 from nodeagent.runtime.disk import RealDisk
-from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault, PowerCut
 
 
 def test_file_reads_what_was_written_at_any_offset(disk: Disk) -> None:

@@ -24,7 +24,8 @@ from nodeagent.log.replay import NEWEST, newest_content
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import HardState, SetHard
 from nodeagent.model.errors import Damaged, Refused
-from nodeagent.testing.disk import PowerCut, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import PowerCut
 
 SETTINGS = LogSettings(segment_bytes=1 << 14, reserve_bytes=0)
 SEGMENT = f"{LOG_DIR}/000000000001.log"

@@ -12,7 +12,8 @@ from nodeagent.log.index import Extent, GroupIndex, Mark
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Forget, HardState, Rebase, SetHard
 from nodeagent.testing.batches import Batches, append, base
-from nodeagent.testing.disk import Fault, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault
 from tests.log.small import GROUPS, SMALL, open_log
 
 

@@ -2,7 +2,8 @@
 
 from nodeagent.host.starts import Start
 from nodeagent.runtime.seen import SEEN_FILE, load_starts, save_starts
-from nodeagent.testing.disk import Fault, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault
 
 STARTS = {"1f": Start("node2", 3, "a1"), "2f": Start("node3", 1, "c3")}
 

@@ -14,11 +14,11 @@ from nodeagent.partition.hash import slot_of
 from nodeagent.storage import layout
 from nodeagent.testing import writers
 from nodeagent.testing.checks import check_converged
-from nodeagent.testing.disk import Fault
 from nodeagent.testing.machine import SNAPSHOT_TTL_MS
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import CLIENT
+from nodeagent.testing.volume import Fault
 from nodeagent.testing.workload import Cell
 from nodeagent.testing.writers import Writer
 from tests.sim.spread import spread

@@ -29,7 +29,8 @@ from nodeagent.testing.coverage import (
     write,
 )
 from nodeagent.testing.injections import Ambush, DiskError
-from nodeagent.testing.nemesis import JOBS, Nemesis, focus_kinds
+from nodeagent.testing.injector import JOBS
+from nodeagent.testing.nemesis import Nemesis, focus_kinds
 from nodeagent.testing.sim import Sim
 from tests.sim.spread import SPREAD
 

@@ -12,8 +12,9 @@ from nodeagent.raft import candidate, quorum
 from nodeagent.scaling import groups
 from nodeagent.testing.exhaustive.explore import Broken, explore
 from nodeagent.testing.exhaustive.fork import digest, fork
+from nodeagent.testing.exhaustive.raft_group import RaftBounds
 from nodeagent.testing.exhaustive.raft_member import BOUNDS
-from nodeagent.testing.exhaustive.raft_world import RaftBounds, RaftWorld
+from nodeagent.testing.exhaustive.raft_world import RaftWorld
 from nodeagent.testing.exhaustive.scopes import RAFT, Scope, chosen, through
 from tests.sim.spread import SPREAD
 

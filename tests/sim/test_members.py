@@ -7,8 +7,8 @@ from nodeagent.model.errors import Refused
 from nodeagent.model.ids import META
 from nodeagent.model.raft_messages import Heartbeat, RaftMessage, Routed, VoteRequest
 from nodeagent.model.requests import ErrorReply, Reply
-from nodeagent.testing.disk import Fault
 from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.volume import Fault
 
 
 def formed(seed: int) -> Scenario:

@@ -22,7 +22,8 @@ from nodeagent.model.entries import (
 from nodeagent.raft import Raft, RaftLog
 from nodeagent.testing.durable import Durable
 from nodeagent.testing.injections import Stragglers
-from nodeagent.testing.nemesis import KINDS, PASSIVE, WHOLE_KINDS, Nemesis
+from nodeagent.testing.injector import KINDS, PASSIVE, WHOLE_KINDS
+from nodeagent.testing.nemesis import Nemesis
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.sim import Sim

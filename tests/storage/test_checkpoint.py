@@ -16,7 +16,8 @@ from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import FileChanges
 from nodeagent.storage import layout
 from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
-from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault, PowerCut
 
 GROUP = "node1.1"
 PARTITIONS = [PartitionKey("sg", i, 0) for i in range(20)]

@@ -16,7 +16,8 @@ from nodeagent.storage.executor import Storage
 from nodeagent.storage.worker import WorkerEngine
 from nodeagent.table.arrow import decode
 from nodeagent.table.merge import merge
-from nodeagent.testing.disk import Fault, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault
 
 from .test_executor import cut_everywhere
 from .units import (

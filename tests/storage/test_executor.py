@@ -21,7 +21,8 @@ from nodeagent.model.jobs import (
 from nodeagent.storage import executor
 from nodeagent.storage.executor import Storage
 from nodeagent.table.arrow import decode
-from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault, PowerCut
 
 from .units import GROUP, KEY, close, path_of, room, rows, spec, table, unit
 

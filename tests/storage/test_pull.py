@@ -37,7 +37,8 @@ from nodeagent.storage import pull as pull_module
 from nodeagent.storage.executor import Storage
 from nodeagent.storage.files import read_checked
 from nodeagent.storage.pull import Fetch, FetchChunk
-from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault, PowerCut
 
 from .units import GROUP, close, path_of, room, rows, unit
 

@@ -22,7 +22,8 @@ from nodeagent.model.jobs import (
 )
 from nodeagent.storage import layout, quarantine
 from nodeagent.storage.executor import Storage
-from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault, PowerCut
 
 from .units import GROUP, close, path_of, room, rows, unit
 

@@ -9,7 +9,8 @@ from nodeagent.model.errors import InvalidInput, NotFound
 from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import DeleteFiles, Done, DropSnapshot, Failed, MakeSnapshot
 from nodeagent.storage.executor import Storage
-from nodeagent.testing.disk import Fault, SimDisk
+from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.volume import Fault
 
 from .units import GROUP, close, path_of, room, rows, unit
 

@@ -18,7 +18,6 @@ from nodeagent.testing.exhaustive.fork import digest, fork
 
 GROUP = "g"
 
-
 SETTINGS = RaftSettings(heartbeat_ms=100, election_timeout_ms=1_000, commit_news_ms=1 << 40)
 
 

@@ -10,35 +10,29 @@ at once. The election timeouts of all nodes have passed by then, because safety 
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-import msgspec
-
-from nodeagent.host.desk import Effects
 from nodeagent.log import GroupLog
-from nodeagent.model.entries import Append, Base, Config, EntryKind, LogOp, Rebase, SetHard
+from nodeagent.model.entries import Base, Config, Rebase
 from nodeagent.model.errors import NodeAgentError, NotLeader, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import (
-    AppendRequest,
-    RaftMessage,
-    Routed,
     VoteReply,
     VoteRequest,
 )
 from nodeagent.model.space import Room
-from nodeagent.raft import Raft, decode_config
+from nodeagent.raft import Raft
 from nodeagent.raft.membership import check_step
 from nodeagent.raft.state import Role
-from nodeagent.testing.durable import follow
-from nodeagent.testing.exhaustive.fork import digest
+from nodeagent.testing.exhaustive.raft_group import (
+    RaftBounds,
+    RaftGroupState,
+    counts_of,
+    decode_message,
+)
 from nodeagent.testing.exhaustive.raft_member import GROUP, SETTINGS, DiskWrite, Member
-from nodeagent.testing.raft_checks import RaftSafety
-
-_decode = msgspec.msgpack.Decoder(RaftMessage).decode
-_encode = msgspec.msgpack.Encoder().encode
 
 LAPSES = 5
 """Election timeouts without a reply after which a leader must have stepped down."""
@@ -46,50 +40,9 @@ LAPSES = 5
 SETTLE_MAX = 5_000
 """Number of writes and deliveries within which connected nodes must have nothing left to send."""
 
-Sent = tuple[NodeId, NodeId, bytes]
-"""(to, from, message)"""
 
-
-@dataclass(frozen=True, slots=True)
-class RaftBounds:
-    """How much may happen."""
-
-    campaigns: int = 0
-    lapses: int = 0
-    """Campaigns of a node that was leader until then: it first steps down for lack of replies."""
-
-    commands: int = 0
-    changes: int = 0
-    crashes: int = 0
-    beats: int = 0
-    purges: int = 0
-    reads: int = 0
-    transfers: int = 0
-    repeats: int = 0
-    """Messages that are delivered and stay in transit."""
-
-    prompt: bool = False
-    """Whether disks complete writes at once."""
-
-    configs: tuple[Config, ...] = ()
-    """Configs that the group may change to."""
-
-    alike: tuple[NodeId, ...] = ()
-    """Nodes that differ only in their names until the first event that involves them."""
-
-
-class RaftWorld:
+class RaftWorld(RaftGroupState):
     """A state of the group. An event is a verb, the node that it happens to, and more nodes or a number."""
-
-    def __init__(self, config: Config, bounds: RaftBounds, others: Sequence[NodeId] = ()) -> None:
-        self.nodes = {
-            n: Member(n, config if n not in others else Config()) for n in (*config.members, *others)
-        }
-        assert len(config.voters) > 1, "a world needs at least two voters"
-        self.net: tuple[Sent, ...] = ()
-        self.left = bounds
-        self.fresh = frozenset(bounds.alike)
-        self.safety = RaftSafety(self)  # type: ignore[arg-type]
 
     # --- what may happen ---------------------------------------------------------------------------
 
@@ -143,32 +96,6 @@ class RaftWorld:
             ]
         return events
 
-    def _is_twin(self, node: NodeId, *touched: NodeId) -> bool:
-        """Whether the node is untouched and so is one with a smaller name, which stands for both."""
-        fresh = self.fresh.difference(touched)
-        return node in fresh and node != min(fresh)
-
-    def strangers(self) -> list[NodeId]:
-        """Nodes that know the group and that no config in any log names."""
-        named: set[NodeId] = set()
-        for member in self.nodes.values():
-            log, disk = member.raft.log, member.disk
-            entries = (*log.slice(log.first_index, log.last_index, 1 << 60), *disk.entries)
-            configs = [decode_config(e.data) for e in entries if e.kind == EntryKind.CONFIG]
-            named.update(*(c.members for c in (log.base.config, disk.base.config, *configs)))
-        return [n for n, m in self.nodes.items() if m.raft.term and n not in named]
-
-    def outsiders(self) -> list[NodeId]:
-        """Nodes that know the group and that no config names, from the last committed one on."""
-        rafts = [m.raft for m in self.nodes.values()]
-        newest = max(rafts, key=lambda raft: raft.commit)
-        commit, named = newest.commit, set(newest.log.config_at(newest.commit).members)
-        for log in (raft.log for raft in rafts):
-            first = max(commit + 1, log.first_index)
-            later = log.slice(first, log.last_index, 1 << 60) if first <= log.last_index else []
-            named.update(*(decode_config(e.data).members for e in later if e.kind == EntryKind.CONFIG))
-        return [n for n, m in self.nodes.items() if m.raft.term and n not in named]
-
     # --- what happens ------------------------------------------------------------------------------
 
     def after(self, event: str) -> "RaftWorld":
@@ -179,46 +106,19 @@ class RaftWorld:
         getattr(world, f"_{word}")(*words)
         return world
 
-    def _touch(self, node: NodeId) -> Member:
-        """A copy of the node that may be changed."""
-        self.fresh -= {node}
-        member = self.nodes[node] = self.nodes[node].copy()
-        return member
-
-    def _spend(self, what: str) -> None:
-        left: dict[str, Any] = {what: getattr(self.left, what) - 1}
-        self.left = replace(self.left, **left)
-
     def _deliver(self, at: str, *_: str) -> None:
         to, sender, message = self.net[int(at)]
         self.net = (*self.net[: int(at)], *self.net[int(at) + 1 :])
-        self._arrive(to, sender, _decode(message))
+        self._arrive(to, sender, decode_message(message))
 
     def _repeat(self, at: str, *_: str) -> None:
         self._spend("repeats")
         to, sender, message = self.net[int(at)]
-        self._arrive(to, sender, _decode(message))
-
-    def _arrive(self, to: NodeId, sender: NodeId, message: RaftMessage) -> None:
-        member = self._touch(to)
-        if isinstance(message, AppendRequest) and member.offer is not None:
-            return  # as `Replica.step`
-        member.raft.step(sender, message, member.raft.clock)
-        self._turn(member)
+        self._arrive(to, sender, decode_message(message))
 
     def _write(self, node: NodeId) -> None:
         member = self._touch(node)
         self._turn(member, self._written(member))
-
-    def _written(self, member: Member) -> list[tuple[NodeId, RaftMessage]]:
-        write = member.writes.pop(0)
-        follow({GROUP: member.disk}, write.ops)
-        if write.last is not None:
-            member.raft.persisted(*write.last)
-        if write.base is not None:
-            member.offer, member.rebasing, member.seen = None, False, write.base.index
-            member.raft.installed(write.base, write.base.index, member.raft.clock)
-        return write.sends
 
     def _campaign(self, node: NodeId, *asked: NodeId) -> None:
         self._spend("campaigns")
@@ -389,93 +289,10 @@ class RaftWorld:
         self.nodes[node].raft.clock = clock
         self._lose(node)
 
-    def _drop(self, at: str) -> None:
-        """Lose one message."""
-        self.net = (*self.net[: int(at)], *self.net[int(at) + 1 :])
-
-    def _lose(self, *of: NodeId) -> None:
-        """Lose all messages in transit, or only those from and to these nodes."""
-        self.net = tuple(s for s in self.net if of and s[0] not in of and s[1] not in of)
-
-    # --- what a host does --------------------------------------------------------------------------
-
-    def _turn(self, member: Member, sends: list[tuple[NodeId, RaftMessage]] | None = None) -> None:
-        sends = list(sends or ())
-        while True:
-            while member.raft.is_ready(to_apply=True):
-                self._deal(member, sends)
-            if not (self.left.prompt and member.writes):
-                break
-            sends += self._written(member)
-        effects = Effects(None, [(to, [Routed(GROUP, m)]) for to, m in sends], [], [], [], [])
-        self.safety(member, effects)  # type: ignore[arg-type]
-        net = [*self.net, *((to, member.node, _encode(m)) for to, m in sends)]
-        self.net = tuple(sorted([sent for sent in net if not self._is_spent(sent)]))
-
-    def _is_spent(self, sent: Sent) -> bool:
-        """Whether the message is of an earlier term than its receiver's and never changes anything: a term on
-        disk never decreases. Each such message would double the number of states."""
-        to, sender, encoded = sent
-        member = self.nodes[to]
-        message = _decode(encoded)
-        if message.term >= min(member.raft.term, member.disk.hard.term):
-            return False
-        trial = member.copy()
-        trial.raft.step(sender, message, trial.raft.clock)
-        return not trial.raft.has_ready and trial.name == member.name
-
-    def _deal(self, member: Member, sends: list[tuple[NodeId, RaftMessage]]) -> None:
-        """Handle a Ready as `Replica._deal` does."""
-        raft = member.raft
-        ready = raft.take()
-        ops: list[LogOp] = []
-        if ready.hard is not None:
-            ops.append(SetHard(GROUP, ready.hard))
-        if ready.append is not None:
-            ops.append(Append(GROUP, *ready.append))
-            member.writes.append(DiskWrite(ops, (raft.log.last_index, raft.log.last_term)))
-        elif ops:
-            member.writes.append(DiskWrite(ops))
-        sends += ready.now
-        (member.writes[-1].sends if member.writes else sends).extend(ready.after)
-        if ready.committed is not None and not member.rebasing:
-            first, entries = ready.committed
-            assert first == member.seen + 1, f"S4: {member.node} applies {first} after {member.seen}"
-            member.seen += len(entries)
-        for _, index in ready.reads:
-            least = member.read_from
-            assert least is None or index >= least, f"S6: {member.node} reads at {index}, committed {least}"
-            member.read_from = None
-        if ready.reads_failed:
-            member.read_from = None
-        for peer in ready.snapshots:
-            raft.offer_snapshot(peer, "state")
-        if ready.offer is not None and member.offer is None and not member.leads:
-            member.offer = ready.offer
-
-    def rest(self) -> None:
-        """Accept any state: all messages may be lost."""
-
-    # --- digest ------------------------------------------------------------------------------------
-
-    def name(self) -> bytes:
-        left = self.left
-        beats = left.beats and (left.campaigns or left.lapses)
-        assert not beats, "digests do not contain when a leader checks its quorum"
-        nodes = b"".join([self.nodes[n].name for n in sorted(self.nodes)])
-        rest = [self.net, list(_counts(self.left).values()), sorted(self.fresh), self.safety.seen()]
-        return digest([nodes, rest], 0, ())
-
-
-def _counts(bounds: RaftBounds) -> dict[str, int]:
-    """How often each event may still happen."""
-    counts = {f.name: getattr(bounds, f.name) for f in fields(bounds)}
-    return {name: count for name, count in counts.items() if type(count) is int}
-
 
 def plenty(bounds: RaftBounds) -> RaftBounds:
     """The same bounds with practically unlimited counts."""
-    counts: dict[str, Any] = dict.fromkeys(_counts(bounds), 1 << 20)
+    counts: dict[str, Any] = dict.fromkeys(counts_of(bounds), 1 << 20)
     return replace(bounds, **counts)
 
 

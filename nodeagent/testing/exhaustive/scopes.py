@@ -7,8 +7,10 @@ from nodeagent.model.entries import Config
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Ranges, SlotMove
 from nodeagent.testing.exhaustive.explore import Explored, World, explore
-from nodeagent.testing.exhaustive.handover_world import HandoverBounds, HandoverWorld
-from nodeagent.testing.exhaustive.raft_world import RaftBounds, RaftWorld
+from nodeagent.testing.exhaustive.handover_world import HandoverWorld
+from nodeagent.testing.exhaustive.migration import HandoverBounds
+from nodeagent.testing.exhaustive.raft_group import RaftBounds
+from nodeagent.testing.exhaustive.raft_world import RaftWorld
 from nodeagent.testing.nemesis import bounded
 
 ABC = Config(("a", "b", "c"))
