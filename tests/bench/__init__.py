@@ -1,5 +1,5 @@
-"""`python -m tests.bench`: what this box does with the real agents, next to what it could do at most.
+"""`python -m tests.bench`: the performance of the real agents on this machine, next to the machine's limits.
 
-Every bench starts its own agents as processes, asserts that its workload is what it says, and ends and
-deletes what it made. Figures are only worth something beside the raw limits of the same run.
+Every bench starts its own agents as processes, asserts that it ran the stated workload, and cleans up.
+Figures are meaningful only next to the raw limits of the same run.
 """

@@ -24,12 +24,12 @@ from tests.bench import (
 from tests.bench.figures import Report, number
 
 BY_NAME = ("rolling", "ssh", "large", "stall")
-"""Only by name: the first two need an OpenSSH server, and `ssh` fetches what it is compared with; the others
-take minutes."""
+"""Benches that run only by name: the first two need an OpenSSH server, `ssh` downloads the tools that it
+compares, and the others take minutes."""
 
 
 def main() -> int:
-    """Exit 1 when a figure misses its floor."""
+    """Run the benches; returns 1 if a figure misses its floor."""
     options = _options()
     benches: dict[str, Callable[[], Report]] = {
         "commits": lambda: commits.run(quick=options.quick),
@@ -46,7 +46,7 @@ def main() -> int:
     names = options.names or [n for n in benches if n not in BY_NAME]
     unknown = sorted(set(names) - set(benches))
     if unknown:
-        print(f"no bench {', '.join(unknown)}; there are: {', '.join(benches)}", file=sys.stderr)
+        print(f"unknown bench {', '.join(unknown)}; choose from: {', '.join(benches)}", file=sys.stderr)
         return 2
     reports = [_shown(raw.measure())]
     for name in names:
@@ -57,7 +57,7 @@ def main() -> int:
     print(*filter(None, (f.judgement for f in figures)), sep="\n", flush=True)
     missed = [f.name for f in figures if f.verdict in ("BELOW", "ABOVE")]
     if missed:
-        print(f"not reached: {'; '.join(missed)}", file=sys.stderr)
+        print(f"floors not reached: {'; '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0
 
 
@@ -68,10 +68,14 @@ def _options() -> argparse.Namespace:
         nargs="*",
         help=f"commits, ingest, migrate, change, auto, help (all by default), {', '.join(BY_NAME)}",
     )
-    parser.add_argument("--quick", action="store_true", help="short runs, little data: nothing to quote")
-    parser.add_argument("--seconds", type=float, default=0.0, help="of the ingest (60; 15 with --quick)")
-    parser.add_argument("--nodes", type=int, default=3, help="agents of the ingest")
-    parser.add_argument("--out", type=Path, help="also write everything as JSON")
+    parser.add_argument(
+        "--quick", action="store_true", help="short runs with little data; do not quote the figures"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="duration of the ingest (default 60; 15 with --quick)"
+    )
+    parser.add_argument("--nodes", type=int, default=3, help="number of agents of the ingest (default 3)")
+    parser.add_argument("--out", type=Path, help="also write all results to this file as JSON")
     options = parser.parse_args()
     options.seconds = options.seconds or (15.0 if options.quick else 60.0)
     return options

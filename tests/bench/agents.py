@@ -24,7 +24,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Agents:
-    """A fleet in a directory of its own. Ended by process id and deleted by `fleet_of`."""
+    """A fleet in its own directory. `fleet_of` ends its processes by id and deletes the directory."""
 
     def __init__(self, fleet: LocalFleet, tls: bool) -> None:
         self.fleet = fleet
@@ -40,10 +40,10 @@ class Agents:
         return BlockingCluster.connect(self.spec)
 
     def wait_ready(self, cluster: BlockingCluster, nodes: int) -> dict[GroupId, NodeId]:
-        """Wait until every group is led by its header; the leaders.
+        """Wait until every group is led by its owner; returns the leaders.
 
         Raises:
-            TimeoutError: with what was last seen.
+            TimeoutError: with the last observed leaders.
         """
         deadline = time.monotonic() + READY_S
         leaders: dict[GroupId, NodeId] = {}
@@ -80,7 +80,7 @@ class Agents:
         }
 
     def restart(self, *, tls: bool) -> None:
-        """Stop all, switch TLS on or off in every node's settings, start again."""
+        """Stop all agents, switch TLS on or off in their settings, and start them again."""
         self.fleet.stop()
         for node in self.fleet.nodes():
             path = Path(node.directory, "node.yaml")
@@ -107,7 +107,7 @@ def fleet_of(
     cluster: ClusterSettings | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> Iterator[Agents]:
-    """Start agents; end them and delete their directory whatever happens."""
+    """Start agents; at the end of the block end them and delete their directory."""
     directory = Path(tempfile.mkdtemp(prefix="bench-fleet-"))
     fleet = LocalFleet(directory / "fleet")
     try:
@@ -132,7 +132,7 @@ def family(pid: int | None) -> list[int]:
 
 
 def _cpu(pid: int) -> float:
-    """User and system time in seconds; 0 for a process that is gone."""
+    """User and system time in seconds; 0 for a process that has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""A client that only asks: one connection, no retries, nothing between the bench and the agent."""
+"""A minimal client: one connection, no retries, nothing between the bench and the agent."""
 
 import os
 
@@ -14,7 +14,7 @@ from nodeagent.wire.frames import PROTOCOL
 
 
 class _Asking:
-    """The handler of such a connection."""
+    """Handler of the minimal client's connection."""
 
     def __init__(self, hello: Hello) -> None:
         self._hello = hello

@@ -26,7 +26,7 @@ PROTOTYPE = {1: "2 700/s, p50 0.36 ms", 64: "114 000/s, p50 0.55 ms", 2_000: "48
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Of one run. Times in milliseconds."""
+    """Results of one run; times in milliseconds."""
 
     commits_per_s: float
     p50_ms: float
@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class _Stream:
-    """Keeps `in_flight` proposals under way on one connection, a new one for each that is committed."""
+    """Keeps `in_flight` proposals in progress on one connection, and sends a new one for each commit."""
 
     def __init__(self, connection: Connection, group: GroupId, in_flight: int) -> None:
         self._connection = connection

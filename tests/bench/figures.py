@@ -1,4 +1,4 @@
-"""What a bench reports: figures with their unit, the floor they must reach, and the raw limit beside them."""
+"""The report of a bench: figures with their unit, the floor that they must reach, and the raw limit."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -7,7 +7,8 @@ import msgspec
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """`value` is the median of `runs`. `floor` 0: none is set. `limit` says what bounds it, measured."""
+    """A figure: `value` is the median of `runs`, `floor` is 0 if none is set, `limit` is the measured
+    bound."""
 
     name: str
     value: float
@@ -15,7 +16,7 @@ class Figure(msgspec.Struct, frozen=True):
     runs: tuple[float, ...] = ()
     floor: float = 0.0
     ceiling: float = 0.0
-    """For figures that must stay below something (a time)."""
+    """Upper bound, for figures such as times."""
 
     limit: str = ""
     details: dict[str, float] = {}
@@ -30,7 +31,7 @@ class Figure(msgspec.Struct, frozen=True):
 
     @property
     def judgement(self) -> str:
-        """One line for a figure with a bar, "" for another."""
+        """One line for a figure with a floor or an upper bound; "" for any other."""
         if not self.verdict:
             return ""
         bar = f">= {number(self.floor)}" if self.floor else f"<= {number(self.ceiling)}"

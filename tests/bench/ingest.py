@@ -1,4 +1,4 @@
-"""Points per second into three agents, sustained: files are closed, checked and counted while it runs."""
+"""Sustained points per second into three agents; files are flushed, checked and counted during the run."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ DEVICES = 25
 FIELDS = 5
 ROWS = 2_000
 IN_FLIGHT = 24
-"""Batches under way per leader."""
+"""Batches in progress per leader."""
 
 FLOOR = 1_500_000
 CLOSES_MIN = 3
@@ -81,8 +81,8 @@ def run(*, seconds: float, nodes: int) -> Report:
 def _note_closes(
     cluster: BlockingCluster, groups: dict[GroupId, NodeId], closed: dict[str, set[tuple[GroupId, int]]]
 ) -> None:
-    """Closes of each data and storage group that have files now. Looked at again and again, as compaction
-    makes one file of many."""
+    """Closes of each data and storage group that currently have files. Polled, because compaction merges
+    files."""
     for group, leader in groups.items():
         for file in cluster.manifest(leader, group).files:
             close = (group, file.order[0])
@@ -91,7 +91,7 @@ def _note_closes(
 
 
 def _settle(agents: Agents, cluster: BlockingCluster, groups: dict[GroupId, NodeId]) -> float:
-    """Close what is open and wait until every replica has made its files, compacted ones too."""
+    """Flush all rows and wait until every replica has written and compacted its files."""
     start = time.monotonic()
     for group in groups:
         cluster.close_all(group)
@@ -103,7 +103,7 @@ def _settle(agents: Agents, cluster: BlockingCluster, groups: dict[GroupId, Node
 
 
 def _check_rows(cluster: BlockingCluster, groups: dict[GroupId, NodeId], written: WriteCount) -> None:
-    """Every acknowledged row is in a file of every replica, and every replica's files are the same."""
+    """Check that all replicas have equal files that contain every acknowledged row."""
     members = {g.group: g.members for g in cluster.meta().groups}
     rows = 0
     for group in groups:
@@ -112,7 +112,7 @@ def _check_rows(cluster: BlockingCluster, groups: dict[GroupId, NodeId], written
 
 
 def _rows_of(cluster: BlockingCluster, group: GroupId, members: Sequence[NodeId]) -> int:
-    """Rows in the group's files, which every member has; compared when nobody is in the middle of a merge."""
+    """Number of rows in the group's files, compared across members while no member merges files."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         held = [cluster.manifest(n, group) for n in members]
@@ -121,7 +121,7 @@ def _rows_of(cluster: BlockingCluster, group: GroupId, members: Sequence[NodeId]
             return sum(files[0].values())
         even = len({h.materialised for h in held}) == 1 and not any(h.pending for h in held)
         assert not even, f"replicas of {group} differ"
-        assert time.monotonic() < deadline, f"replicas of {group} do not settle"
+        assert time.monotonic() < deadline, f"replicas of {group} do not converge"
         time.sleep(0.2)
 
 

@@ -1,8 +1,8 @@
-"""Twenty million rows of one device in one week, on three agents: every way to read them, and what it takes.
+"""Twenty million rows of one device in one week, on three agents: every way to read them, and its cost.
 
-Not figures to compare, but bars: every command ends well, `verify` finds the replicas alike, no process of
-ours is ever above `MEMORY_MAX`, and a light query beside the export is answered in `LIGHT_P99_MS`. Of Java
-processes the largest is told too: its memory is what Spark is given.
+These are bars, not figures to compare: every command succeeds, `verify` finds equal replicas, no process of
+ours exceeds `MEMORY_MAX`, and a light query during the export is answered in `LIGHT_P99_MS`. The largest Java
+process is reported too; its memory is what Spark is configured to use.
 """
 
 import json
@@ -160,7 +160,7 @@ def _check(name: str, found: dict[str, Any], rows: int, target: Path) -> None:
         assert not found["mismatches_total"] and not found["unread"], found
     elif name == "export":
         assert found["rows"] == rows, found
-        assert _is_each_once(target, rows), "a row is missing or there twice"
+        assert _is_each_once(target, rows), "a row is missing or duplicated"
     elif name == "count":
         assert [t["rows"] for t in found["tables"]] == [rows], found
     elif name == "first rows":
@@ -185,7 +185,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 class _Reader:
-    """Command lines, each a process of its own whose memory is looked at."""
+    """Runs command lines, each in a process whose memory is observed."""
 
     def __init__(self, agents: Agents, peaks: dict[str, int]) -> None:
         self._agents = agents
@@ -249,7 +249,7 @@ def _note(peaks: dict[str, int], name: str, pids: list[int]) -> None:
 
 @contextmanager
 def _light_queries(cluster: BlockingCluster, rows: int, taken: list[float]) -> Iterator[None]:
-    """Note the seconds that a query of ten seconds' rows takes, again and again."""
+    """Query the rows of ten seconds repeatedly, and note the duration of each query."""
     over = threading.Event()
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""How fast an added node and its neighbours get their files: MOVING and catch-up against a local copy."""
+"""How fast an added node and its neighbours receive their files: MOVING and catch-up next to a local copy."""
 
 import contextlib
 import time
@@ -125,7 +125,7 @@ def _size(cluster: BlockingCluster) -> int:
     while True:
         with contextlib.suppress(NodeAgentError):
             return len(cluster.meta().ring)
-        assert time.monotonic() < deadline, "nobody answers"
+        assert time.monotonic() < deadline, "no node answers"
         time.sleep(0.2)
 
 

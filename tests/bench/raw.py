@@ -1,4 +1,4 @@
-"""The raw limits of this box: what a bench is held against.
+"""The raw limits of this machine, to which the benches are compared.
 
 All are single-threaded figures of the plain system calls or libraries that the agents use.
 """
@@ -43,7 +43,8 @@ def measure() -> Report:
 
 
 def cpu_share() -> Figure:
-    """How much of one core a busy loop gets: below 100 the box is shared and every figure is too low."""
+    """Share of one core that a busy loop gets: below 100 the machine is shared, and every figure is too
+    low."""
     shares = []
     for _ in range(RUNS):
         wall, cpu = time.perf_counter(), time.process_time()

@@ -1,8 +1,8 @@
-"""Clients that overwrite registers on schedule and read them strongly; what they saw.
+"""Clients that overwrite registers on schedule and read them with strong reads.
 
-One small write every 17 ms to each group, whether or not the last one was answered, so that a pause shows at
-its full length. A stream is one cell that is overwritten with its own sequence number: a strong read that
-begins after write n was acknowledged must find n or more.
+Each group receives one small write every 17 ms, whether or not the last was answered, so that a pause shows
+at its full length. A stream is one cell that is overwritten with its own sequence number: a strong read that
+begins after write n was acknowledged must return n or more.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Stream(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
-    """At this monotonic time the write that was due at `due` was acknowledged."""
+    """A write that was due at `due`, and the monotonic time of its acknowledgement."""
 
     at: float
     due: float
@@ -188,7 +188,7 @@ class Running:
 def clients(
     spec: ClusterSpec, streams: Sequence[Stream], by_group: Sequence[Sequence[int]]
 ) -> Iterator[Running]:
-    """They run until `stop`, at the latest until the block ends."""
+    """Run clients until `stop`, or until the block ends."""
     running = Running(spec, streams, by_group)
     try:
         yield running
@@ -226,7 +226,7 @@ def gap(seen: Seen, own: Collection[int], start: float, end: float) -> float:
 
 
 def losses(seen: Seen) -> list[Figure]:
-    """Nothing may fail, and nothing old may be read."""
+    """Check that no write failed and that no read returned an old value."""
     return [
         of("failed writes", [float(len(seen.failed))], "writes", ceiling=0.5, limit=_first(seen.failed)),
         of(

@@ -27,7 +27,8 @@ LOOK_S = 0.05
 
 
 class Watch(threading.Thread):
-    """How many agents did not serve at the same time, at most: from their end until they are ready."""
+    """Observes the maximum number of agents that do not serve at the same time, from their end until
+    ready."""
 
     def __init__(self, plant: Plant) -> None:
         super().__init__(daemon=True)
@@ -118,7 +119,7 @@ def _roll(plant: Plant, verb: str) -> tuple[float, float, int]:
 
 @contextmanager
 def _newer() -> Iterator[None]:
-    """As if this were a later version of iotctl."""
+    """Pretend that this is a later version of iotctl."""
     now = software()
     more = (*now.code, ("nodeagent/newer.py", b"NEWER = True\n"))
     later = msgspec.structs.replace(now, version=now.version + "1", code=more)

@@ -1,7 +1,7 @@
-"""What a writer that takes all it can get loses to an add at rate `auto`, side by side in one run.
+"""How much throughput a saturating writer loses to an add at rate `auto`, compared within one run.
 
-So many batches are always under way, each of one device, through the client that people use. First alone,
-then while a node is added; the slots' new owners are written too.
+A fixed number of batches is in progress, each for one device, through the public client: first without a
+change, then while a node is added. Slots are also written at their new owners.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ STEP_MS = 100
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """A batch that was acknowledged at this monotonic time, so many seconds after it was sent."""
+    """A batch: the monotonic time of its acknowledgement, and its latency in seconds."""
 
     at: float
     seconds: float

@@ -1,7 +1,7 @@
-"""Whether the loop ever stands still: a group with a hundred thousand files under a writer, for ten minutes.
+"""Whether the event loop ever stalls: a group with a hundred thousand files under a writer, for ten minutes.
 
-The files are forged while the agents are down: a row in the checkpoint and an empty file each. Nobody reads
-them; all that grows with their number is under test: checkpoints, looks of the compactor, status, closes.
+The files are forged while the agents are down: each is a row in the checkpoint and an empty file. They are
+never read; the bench tests what grows with their number: checkpoints, compaction planning, status, closes.
 """
 
 import json
@@ -99,13 +99,13 @@ def _measured(
 
 
 def _leading(agents: Agents, cluster: BlockingCluster, group: GroupId) -> tuple[NodeId, int]:
-    """(who leads the group, the term)"""
+    """(leader of the group, term)"""
     found = agents.groups(cluster)
     return next((n, s.term) for (n, g), s in sorted(found.items()) if g == group and s.role == "leader")
 
 
 def _slow(agents: Agents) -> set[str]:
-    """The line of every turn that was too long, of all agents, as their logs have it."""
+    """The log line of every slow turn of all agents."""
     tails = [agents.fleet.log_tail(node.name, 1 << 20) for node in agents.fleet.nodes()]
     return {line for tail in tails for line in tail.splitlines() if '"slow_turn"' in line}
 
@@ -117,7 +117,7 @@ def _told(line: str) -> dict[str, Any]:
 
 
 def forge(directory: Path, group: GroupId, count: int) -> None:
-    """Give the stopped node's replica `count` files more, each of a time partition of its own."""
+    """Add `count` files to the stopped node's replica, each in its own time partition."""
     disk = RealDisk(directory / "data")
     payload = load_checkpoint(disk, group)
     assert payload is not None

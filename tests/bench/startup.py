@@ -1,4 +1,4 @@
-"""How long the operator waits for `iotctl --help`: cold, a new process each time."""
+"""How long `iotctl --help` takes in a new process."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What writers and readers notice of an add and a remove: failed writes, gaps, old values."""
+"""What writers and readers notice during an add and a remove: failed writes, gaps, old values."""
 
 import time
 from collections.abc import Sequence

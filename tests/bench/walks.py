@@ -1,7 +1,8 @@
-"""Rows to write: random-walk doubles of many devices, as ready Arrow streams that are shifted, not made anew.
+"""Rows to write: random-walk doubles of many devices, as prepared Arrow streams that are shifted for each
+batch.
 
-A batch holds rows of one partition: some devices, each a run of consecutive times. Before it is sent
-again its times move on and every field gets a new offset, so that no two batches hold equal values.
+A batch contains rows of one partition: some devices, each with consecutive times. Before each reuse its times
+advance and every field gets a new offset, so that no two batches contain equal values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ def schema_of(group: str, fields: int) -> TableSchema:
 
 @dataclass(slots=True)
 class Source:
-    """One partition's batches. `template` is a whole stream; the columns lie in it at `offsets`."""
+    """The batches of one partition. `template` is a whole stream that contains the columns at `offsets`."""
 
     partition: PartitionKey
     slot: int

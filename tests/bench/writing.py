@@ -1,4 +1,5 @@
-"""The ingest's client: Arrow batches straight to the leaders, so many under way per leader, none twice."""
+"""The ingest's client: sends Arrow batches directly to the leaders, with a fixed number in progress per
+leader."""
 
 import asyncio
 import multiprocessing
@@ -23,9 +24,9 @@ PAUSE_S = 0.05
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What one client process writes. It stops after `seconds`, or `rows_max` rows if that is not 0.
+    """What one client process writes. It stops after `seconds`, or after `rows_max` rows if that is not 0.
 
-    `rows_per_s`: no faster than that; 0: as fast as the agents take it.
+    `rows_per_s` limits its rate; 0 means as fast as the agents accept rows.
     """
 
     groups: tuple[int, ...]
@@ -40,7 +41,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class WriteCount(msgspec.Struct, frozen=True):
-    """Acknowledged within `seconds`, and in all (what was under way at the end was waited for)."""
+    """Rows acknowledged within `seconds`, and in total, including writes in progress at the end."""
 
     rows: int
     rows_all: int
@@ -51,7 +52,7 @@ class WriteCount(msgspec.Struct, frozen=True):
 
 
 class _Lane:
-    """The batches for one group's leader; a fixed number of them under way, in turn over the partitions."""
+    """Batches for one group's leader: a fixed number in progress, alternating between the partitions."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class _Lane:
         return self._connections[self._leader]
 
     def on_refusal(self, reply: ErrorReply) -> bool:
-        """Whether to send again: the session makes a write that did happen count once."""
+        """Whether to retry; the session ensures that a write takes effect once."""
         named = reply.details.get("leader")
         if isinstance(named, str) and named in self._connections:
             self._leader = named
@@ -216,7 +217,7 @@ def _process(
 def clients(
     spec: ClusterSpec, loads: Sequence[Load], leaders: dict[GroupId, NodeId]
 ) -> Iterator["list[multiprocessing.Queue[bytes]]"]:
-    """Client processes at work; each puts one `WriteCount` into its queue. They end with the block."""
+    """Running client processes; each puts one `WriteCount` into its queue. They end with the block."""
     spawn = multiprocessing.get_context("spawn")
     queues = [spawn.Queue() for _ in loads]
     started = [

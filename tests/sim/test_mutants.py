@@ -133,7 +133,7 @@ def test_each_net_looks_for_a_planted_bug_by_itself() -> None:
     spread(
         [
             "half of the voters are a majority",
-            "segments go before what replaced them is durable",
+            "segments are deleted before their replacement is durable",
             "sessions do not move with their slots",
         ],
         2,

@@ -1,12 +1,12 @@
-"""Clients that write, delete and read all the time, and a check of everything they saw.
+"""Clients that write, delete and read continuously, and a check of everything they read.
 
-A lane is one series with one writer. The writer appends rows that are never written again, overwrites one
-row (the register), and now and then deletes a range of its oldest rows. So each strong read has one right
-answer, but for what is under way or has an unknown outcome:
+A lane is one series with one writer. The writer appends rows that it never overwrites, overwrites one row
+(the register), and sometimes deletes a range of its oldest rows. So each strong read has one correct result,
+except for writes in progress or with an unknown outcome:
 
-    a row that was acknowledged, and not deleted, is there, with its value;
-    a row that was refused (a definite error) or deleted is not there;
-    the register is not older than the write that was acknowledged last.
+    a row that was acknowledged and not deleted exists with its value;
+    a row that was refused (with a definite error) or deleted does not exist;
+    the register is not older than the last acknowledged write.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from nodeagent.model.schema import Column, TableSchema
 
 TABLE, TAG, VALUE = "torture", "device", "value"
 FRESH = "fresh"
-"""A table with a TTL, whose rows are written with the time at which they are sent."""
+"""A table with a TTL, whose rows have the time at which they are sent."""
 
 TTL_MS = 6 * 3_600_000
 STEP_MS = 1_000
 DELETE_ROWS = 20
 TAIL_ROWS = 400
-"""Most reads look at so many of the newest rows, some at all of a lane."""
+"""Number of newest rows that most reads cover; some reads cover a whole lane."""
 
 WRITE_PAUSE_S, READ_PAUSE_S = 0.15, 0.05
 READERS = 3
@@ -47,14 +47,14 @@ class Lane:
     device: str
     base_ms: int
     times: dict[int, int] = field(default_factory=dict)
-    """Row -> its time, where that is not `base_ms + n * STEP_MS`."""
+    """Row -> its time, if that is not `base_ms + n * STEP_MS`."""
 
     sent: int = 0
     acked: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
     deleted_to: int = 0
-    """Rows before it are deleted, and that was acknowledged."""
+    """Rows before it are deleted, by an acknowledged delete."""
 
     deleting_to: int = 0
     """Rows before it may be deleted."""
@@ -77,7 +77,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Known:
-    """What must hold of a read that begins now."""
+    """The requirements for a read that begins now."""
 
     required: frozenset[int]
     deleted_to: int
@@ -167,7 +167,7 @@ class History:
         return "acked"
 
     async def _delete(self, cluster: Cluster, lane: Lane) -> None:
-        """The oldest rows, all of them: also one whose write may still be under way somewhere."""
+        """Delete all of the oldest rows, including one whose write may still be in progress."""
         first, to = lane.deleting_to, lane.deleting_to + DELETE_ROWS
         if any(row in lane.unknown for row in range(first, to)):
             lane.deleting_to = (
@@ -201,7 +201,7 @@ class History:
             await self.look(cluster, lane, first)
 
     async def look(self, cluster: Cluster, lane: Lane, first: int) -> bool:
-        """Read rows from `first` on, and the register, strongly. Whether there was an answer."""
+        """Read rows from `first` on and the register with strong reads; returns whether there was a reply."""
         known = Known(
             frozenset(row for row in lane.acked if row >= max(first, lane.deleting_to)),
             lane.deleted_to,
@@ -257,8 +257,8 @@ class History:
     # --- the end -----------------------------------------------------------------------------------
 
     def check_all(self, spec: ClusterSpec) -> None:
-        """After `stop`: every lane is read once more, whole. `spec` names the nodes of now: those of the
-        start may all have been replaced. Raises AssertionError."""
+        """After `stop`, read every lane completely. `spec` names the current nodes, because all of the first
+        ones may have been replaced. Raises AssertionError."""
 
         async def check() -> None:
             cluster = await Cluster.connect(spec)

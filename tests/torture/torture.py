@@ -3,12 +3,11 @@
     python -m tests.torture.torture MINUTES [--seed N] [--skew-s SECONDS] [--only FAULT]
 
 Each fault is drawn by the seed, lasts some seconds and is healed; then the cluster must be healthy and every
-lane of writers must go on. The faults: kill -9 of any number of agents, SIGSTOP past the election timeout,
-disks that are full (each agent's directory is a small tmpfs; needs root), one wall clock that is wrong
-(needs a C compiler), a log directory that is lost (the agent must refuse to start and delete nothing; then
-the node is replaced). While disks are full or a clock is wrong, an agent is killed half of the time. At
-the end every row is read, `iotctl verify --depth content` passes, and `nodeagent files check --strict` finds
-nothing that belongs to nothing.
+lane of writers must continue. The faults: kill -9 of any number of agents, SIGSTOP beyond the election
+timeout, full disks (each agent's directory is a small tmpfs; needs root), one wrong wall clock (needs a C
+compiler), and a lost log directory (the agent must refuse to start and delete nothing; then the node is
+replaced). While disks are full or a clock is wrong, an agent is killed half of the time. At the end every row
+is read, `iotctl verify --depth content` passes, and `nodeagent files check --strict` finds no leftover files.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from tests.torture.history import History, make_lanes, schemas
 
 NODES = 5
 DISK_MIB = 192
-"""Of each agent's tmpfs."""
+"""Size of each agent's tmpfs."""
 
 SETTINGS: dict[str, object] = {
     "segment_bytes": 4 << 20,
@@ -71,7 +70,7 @@ class Plant:
         return list(self.world.cluster.meta().ring)
 
     def some(self) -> list[str]:
-        """One node most of the time, else several, seldom all."""
+        """Mostly one node, otherwise several, rarely all."""
         members = self.members()
         count = self.rng.choices((1, 2, len(members)), (6, 3, 1))[0]
         return self.rng.sample(members, count)
@@ -93,7 +92,8 @@ class Plant:
         return f"SIGSTOP {' '.join(names)} for {seconds:.1f} s"
 
     def fill(self) -> str:
-        """One of the agents may be killed meanwhile; a start waits for room, as `iotctl local up` does."""
+        """Sometimes kill an agent during the fault; its start waits for disk space, as `iotctl local up`
+        does."""
         names, seconds = self.some(), self.rng.uniform(6, 15)
         with contextlib.ExitStack() as full:
             for name in names:
@@ -223,7 +223,7 @@ def ballast(mount: Path) -> Iterator[None]:
 
 
 def build_shim(root: Path) -> Path | None:
-    """None where there is no C compiler."""
+    """Compile the library that makes clocks wrong; None if there is no C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None
@@ -262,7 +262,7 @@ def _create(fleet: LocalFleet) -> None:
 
 
 def torture(plant: Plant, seconds: float, seed: int, only: str = "") -> str:
-    """Faults for so long. Raises AssertionError with what a client saw, or what did not heal."""
+    """Inject faults for this long. Raises AssertionError with a wrong read, or with what did not heal."""
     world = plant.world
     lanes = make_lanes(6, 4, int(time.time() * 1000))
     for schema, ttl_ms in schemas(lanes):
@@ -299,7 +299,7 @@ def torture(plant: Plant, seconds: float, seed: int, only: str = "") -> str:
 
 
 def settle(world: World, history: History) -> None:
-    """Healthy, nothing wrong was read, and every lane writes again."""
+    """Check that the cluster is healthy, that no read was wrong, and that every lane writes."""
     assert not history.wrong, history.wrong[:5]
     world.wait_healthy(REST_S)
     before = history.marks()

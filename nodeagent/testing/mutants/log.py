@@ -4,26 +4,26 @@ from nodeagent.testing.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "what was read at the start is not made durable again",
+        "what a start recovered is not made durable again",
         "log/log.py",
         "            file.pwrite(tail.synced, file.pread(tail.synced, tail.end - tail.synced))\n",
         "            pass\n",
     ),
     Mutant(
-        "a torn tail stays where the next blocks go",
+        "a torn tail is not removed before the next blocks",
         "log/log.py",
         "            file.zero_fill(tail.end, tail.torn_end - tail.end)\n",
         "",
         breaks="S15",
     ),
     Mutant(
-        "a sync that fails is tried again",
+        "a failed sync is retried",
         "log/space.py",
         "        except OSError as error:\n            self.error = error\n            raise\n",
         "        except OSError:\n            action()\n",
     ),
     Mutant(
-        "nothing is synced while there is little of it",
+        "small writes are not synced",
         "log/log.py",
         "if segment.synced < segment.end:",
         "if segment.synced + 200 < segment.end:",
@@ -47,13 +47,13 @@ MUTANTS = (
         "            self._disk.rename(temporary, path)\n",
     ),
     Mutant(
-        "segments go before what replaced them is durable",
+        "segments are deleted before their replacement is durable",
         "log/reclaim.py",
         "            self._sync()  # make the writes durable that replaced their entries\n",
         "            pass\n",
     ),
     Mutant(
-        "a segment goes while an entry in it is needed",
+        "a segment is deleted while one of its entries is needed",
         "log/reclaim.py",
         "if n not in live and n not in damaged and self._is_recorded(n)]",
         "if live.get(n, 0) < 100 and n not in damaged and self._is_recorded(n)]",
@@ -84,7 +84,7 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "the hard state of a group is that of the last segment",
+        "a group's hard state is read from the last segment only",
         "log/index.py",
         "        self.hard = hard\n        self.damages = [\n            msgspec",
         "        self.hard = self.hard if self.hard.term == hard.term else hard\n        self.damages = [\n"
@@ -92,35 +92,35 @@ MUTANTS = (
         breaks="S5",
     ),
     Mutant(
-        "a body is taken without its checksum",
+        "a body is accepted without checking its checksum",
         "log/record.py",
         "if len(body) != head.body_length or zlib.crc32(body) != head.body_crc:",
         "if len(body) != head.body_length:",
         breaks="S15",
     ),
     Mutant(
-        "what may be torn is never damage",
+        "damage that may be a torn write is never reported",
         "log/scan.py",
         "            if found.offset >= floor:\n                break",
         "            if durable is not None:\n                break",
         breaks="S15",
     ),
     Mutant(
-        "a missing operation of a group is passed over",
+        "a missing operation of a group is ignored",
         "log/replay.py",
         "        elif row.previous != have:\n            self._lost_before(row, state, number, offset)",
         "        elif row.previous > have + 1_000_000:\n            self._lost_before(row, state, number, offset)",
         breaks="S15",
     ),
     Mutant(
-        "an unreadable place makes nobody suspect",
+        "an unreadable place makes no group suspect",
         "log/replay.py",
         "            self.suspects.setdefault(group, damage)\n",
         "            pass\n",
         breaks="S15",
     ),
     Mutant(
-        "a segment begins without what is remembered of groups that were left",
+        "a segment begins without the memory of groups that were left",
         "log/index.py",
         "dict(sorted(self.left.items()))",
         "{}",

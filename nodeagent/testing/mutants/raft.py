@@ -25,7 +25,7 @@ MUTANTS = (
         breaks="S7",
     ),
     Mutant(
-        "late answers of an earlier membership count",
+        "late replies of an earlier membership count",
         "raft/leader.py",
         "if progress is None or reply.addition != progress.addition:",
         "if progress is None:",
@@ -39,7 +39,7 @@ MUTANTS = (
         breaks="S2",
     ),
     Mutant(
-        "a vote for whoever asks, whatever its log",
+        "a voter ignores the candidate's log",
         "raft/candidate.py",
         "granted = free and is_up_to_date(state, request)",
         "granted = free",
@@ -53,7 +53,7 @@ MUTANTS = (
         breaks="S3",
     ),
     Mutant(
-        "a member that comes back has forgotten the log that it left behind",
+        "a returning member has forgotten the log that it left",
         "raft/candidate.py",
         "ours = max(state.held, (state.log.last_term, state.log.last_index))",
         "ours = (state.log.last_term, state.log.last_index)",
@@ -67,7 +67,7 @@ MUTANTS = (
         breaks="S3",
     ),
     Mutant(
-        "an append is taken whatever the term before it",
+        "an append is accepted whatever the previous term",
         "raft/follower.py",
         "elif log.term(prev) != request.prev_term:",
         "elif log.term(prev) is None:",
@@ -88,14 +88,14 @@ MUTANTS = (
         breaks="S6",
     ),
     Mutant(
-        "a conflict is cut off one entry too late",
+        "a conflict is truncated one entry too late",
         "raft/follower.py",
         "            state.truncate(prev + 1 + same)\n        prev += same",
         "            same = min(same + 1, overlap)\n            state.truncate(prev + 1 + same)\n        prev += same",
         breaks="S2",
     ),
     Mutant(
-        "an offered base within the log is taken for held",
+        "an offered base within the log counts as held",
         "raft/follower.py",
         "    if offer.base.index <= state.commit:\n        state.accept(leader, state.commit, 0)",
         "    if offer.base.index <= state.log.last_index:\n        state.accept(leader, offer.base.index, 0)",
@@ -109,14 +109,14 @@ MUTANTS = (
         breaks="S4",
     ),
     Mutant(
-        "a completed write counts though it was cut off meanwhile",
+        "a completed write counts although it was truncated before",
         "raft/durability.py",
         "        self.index = write.holds\n",
         "        self.index = write.last_index\n",
         breaks="S7",
     ),
     Mutant(
-        "what was cut off still counts as durable",
+        "truncated entries still count as durable",
         "raft/durability.py",
         "        self.index = min(self.index, first - 1)\n",
         "",
@@ -137,21 +137,21 @@ MUTANTS = (
         breaks="S1",
     ),
     Mutant(
-        "a follower forgets its vote when it hears its term again",
+        "a follower forgets its vote at a message of the same term",
         "raft/roles.py",
         "        if term > self.term:\n            self.term = term",
         "        if term >= self.term:\n            self.term = term",
         breaks="S5",
     ),
     Mutant(
-        "a candidate keeps its own vote free",
+        "a candidate does not vote for itself",
         "raft/roles.py",
         "            self.vote = self.node\n            self.hard_changed = True\n        self._draw_timeout()",
         "            self.hard_changed = True\n        self._draw_timeout()",
         breaks="S5",
     ),
     Mutant(
-        "votes are asked for before the own one is durable",
+        "a candidate requests votes before its own vote is durable",
         "raft/roles.py",
         "out = self.now if pre else self.after",
         "out = self.now",
@@ -179,7 +179,7 @@ MUTANTS = (
         breaks="S12",
     ),
     Mutant(
-        "a config stays when its entry is cut off",
+        "a config stays after its entry is truncated",
         "raft/log.py",
         "while self._configs[-1][0] >= first:",
         "while self._configs[-1][0] > first:",
@@ -193,7 +193,7 @@ MUTANTS = (
         breaks="S2",
     ),
     Mutant(
-        "a read round is confirmed by the one before",
+        "a read round is confirmed by the previous round",
         "raft/reads.py",
         "self._rounds[0][0] <= up_to:",
         "self._rounds[0][0] <= up_to + 1:",
@@ -207,13 +207,13 @@ MUTANTS = (
         breaks="S6",
     ),
     Mutant(
-        "entries are applied before they are durable here",
+        "entries are applied before they are durable locally",
         "raft/ready.py",
         "last = min(state.commit, state.durability.index, state.handed_out + entries_max)",
         "last = min(state.commit, state.log.last_index, state.handed_out + entries_max)",
     ),
     Mutant(
-        "a leader without a quorum stays",
+        "a leader without a quorum does not step down",
         "raft/leader.py",
         "            if not self.peers.has_quorum():\n                return False\n",
         "",

@@ -29,11 +29,11 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
-        "a newcomer is sent files of slots that leave",
+        "a newcomer receives files of slots that leave",
         "scaling/groups.py",
         "    if look.group in op.losing and not look.state.sealed_ready(op.id):",
         "    if False:",
-        unseen="it costs bytes that are dropped again, and nothing else",
+        unseen="it only costs bytes that are dropped later",
     ),
     Mutant(
         "a holder leaves before it can serve as a source",
@@ -43,7 +43,7 @@ MUTANTS = (
         breaks="S9",
     ),
     Mutant(
-        "a source says that it is ready before its files are made",
+        "a source reports ready before its files are written",
         "scaling/groups.py",
         "        and states[group].sealed_ready(op.id)\n",
         "",
@@ -69,13 +69,13 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
-        "formed while a newcomer is a learner still",
+        "formed while a newcomer is still a learner",
         "scaling/groups.py",
         "if leaves is None and not look.config.learners:",
         "if leaves is None:",
     ),
     Mutant(
-        "a leader with an old view acts on an operation that is over",
+        "a leader with an old view acts on an ended operation",
         "scaling/groups.py",
         "    if op_number(look.config.operation) > op_number(op.id):",
         "    if False:",
@@ -109,7 +109,7 @@ MUTANTS = (
         "            for t in slot.tombstones[:0]\n",
     ),
     Mutant(
-        "deletes do not count where copies are compared",
+        "the comparison of copies ignores deletes",
         "scaling/moving.py",
         "        for t in sorted(slot.tombstones, key=lambda t: t.order):\n",
         "        for t in ():\n",

@@ -10,32 +10,32 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
-        "a delta is saved beside any checkpoint",
+        "a delta is saved with any checkpoint",
         "storage/checkpoint.py",
         "if not disk.exists(path) or _digest(disk, path) != changes.base:",
         "if not disk.exists(path):",
     ),
     Mutant(
-        "a delta brings files back that left",
+        "a delta restores files that were removed",
         "storage/checkpoint.py",
         "(f for name, f in files.items() if name not in gone)",
         "(f for name, f in files.items())",
     ),
     Mutant(
-        "a delta names only the files that came",
+        "a delta names only the added files",
         "storage/checkpoint.py",
         "        files |= {f.name: f for f in _files_decoder.decode(delta.files)}",
         "        files = {f.name: f for f in _files_decoder.decode(delta.files)}",
     ),
     Mutant(
-        "an installation leaves the old checkpoint",
+        "an installation keeps the old checkpoint",
         "storage/executor.py",
         "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n"
         "        self._save_checkpoint(group, payload)\n",
         "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n",
     ),
     Mutant(
-        "a checkpoint is there before the files that it names",
+        "a checkpoint is saved before the files that it names",
         "storage/executor.py",
         "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n"
         "        self._save_checkpoint(group, payload)\n",
@@ -43,13 +43,13 @@ MUTANTS = (
         "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n",
     ),
     Mutant(
-        "what a failed close made stays",
+        "the files of a failed close stay",
         "storage/executor.py",
         'if name.startswith(f"{work}-"):',
         "if False:",
     ),
     Mutant(
-        "temporary files stay over a start",
+        "temporary files survive a start",
         "storage/executor.py",
         "        self._disk.rmtree(layout.TMP)\n        for directory in",
         "        for directory in",
@@ -62,13 +62,13 @@ MUTANTS = (
         "            self._disk.rename(path, layout.file_path(group, meta.slot, meta.name))",
     ),
     Mutant(
-        "a start sweeps slots that no manifest names at all only",
+        "a start sweeps only slots that no manifest names",
         "storage/files.py",
         'orphans = [f"{directory}/{name}" for name in names if name not in keep]',
         'orphans = [f"{directory}/{name}" for name in names if not keep]',
     ),
     Mutant(
-        "a group's files go and its checkpoint stays",
+        "a group's files are deleted and its checkpoint stays",
         "storage/files.py",
         "        if self._disk.exists(checkpoint):\n            self._disk.unlink(checkpoint)",
         "        if False:\n            self._disk.unlink(checkpoint)",
@@ -80,7 +80,7 @@ MUTANTS = (
         "used = self._used_ms",
     ),
     Mutant(
-        "a snapshot is whole before its files are there",
+        "a snapshot is complete before its files are linked",
         "storage/snapshot.py",
         '        self._disk.sync_dir(f"{directory}/files")\n',
         "",
@@ -99,19 +99,19 @@ MUTANTS = (
         "            self._place(source, layout.file_path(group, meta.slot, meta.name), meta)",
     ),
     Mutant(
-        "what lies under an adopted file's name is taken for it",
+        "any file with an adopted file's name is used for it",
         "storage/staging.py",
         "            if hash_file(self._disk, target) == meta.xxh3:\n                return",
         "            return",
     ),
     Mutant(
-        "a resumed pull begins again behind what it has",
+        "a resumed pull skips bytes that it lacks",
         "storage/staging.py",
         "self._hash = hash_open_file(self._file, self.offset)",
         "self._hash = hash_open_file(self._file, 0)",
     ),
     Mutant(
-        "copies are taken whatever their bytes are",
+        "copies are accepted whatever their bytes",
         "storage/staging.py",
         "if self.missing or found != self._meta.xxh3:",
         "if self.missing:",
@@ -132,7 +132,7 @@ MUTANTS = (
         breaks="S15",
     ),
     Mutant(
-        "all groups' files go with one group",
+        "the files of all groups are deleted with one group",
         "storage/files.py",
         "            self._disk.rmtree(layout.group_dir(group))\n",
         "            self._disk.rmtree(layout.GROUPS)\n            self._disk.mkdirs(layout.GROUPS)\n",
