@@ -1,4 +1,4 @@
-"""Which values of a test `make test` takes: its fifteen minutes do not hold all of them."""
+"""Which values of a test `make test` runs: it has no time for all of them."""
 
 from collections.abc import Iterable
 from typing import Any

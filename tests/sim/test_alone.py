@@ -7,7 +7,7 @@ from nodeagent.testing.alone import run
 
 
 def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log goes although rows of it are in memory alone."""
+    """The log is dropped although some of its rows exist only in memory."""
     monkeypatch.setattr(DataReplica, "log_needed_after", lambda replica: replica.state.applied)
     with pytest.raises(AssertionError, match=r"replay: python -m nodeagent.testing.alone \d+"):
         for seed in range(1, 9):

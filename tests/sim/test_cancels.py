@@ -22,7 +22,7 @@ def test_a_spread_of_cancels_ends_in_the_old_or_the_new_state(every: int) -> Non
     assert not failed, "\n".join(failed)
 
 
-def test_a_request_that_comes_again_after_the_cancel_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_duplicate_request_after_the_cancel_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 17 delivered what began a change once more 1.2 s later, without a lock: it began a second one."""
     scenario = Scenario(17)
     scenario.begin(reads=False)
@@ -56,5 +56,5 @@ def test_a_request_that_comes_again_after_the_cancel_begins_nothing(monkeypatch:
     ) == before
 
 
-def test_every_point_is_cancelled_at_in_every_way() -> None:
+def test_every_hold_point_is_cancelled_in_every_way() -> None:
     assert {(c.point, c.way) for c in cases() if not c.skipped} == {(p, w) for p in POINTS for w in WAYS}

@@ -1,4 +1,4 @@
-"""Races that random seeds meet too rarely, each set up on purpose."""
+"""Races that random seeds reach too rarely, each set up deliberately."""
 
 from functools import partial
 
@@ -32,7 +32,8 @@ def formed(seed: int, nodes: int = 4, replicas: int = 3) -> Scenario:
 
 
 def test_an_old_meta_checkpoint_removes_no_group_at_a_start() -> None:
-    """Groups made since the checkpoint hold acknowledged rows; the state of the checkpoint knows of none."""
+    """Groups created since the checkpoint have acknowledged rows; the checkpoint does not contain these
+    groups."""
     scenario = formed(1)
     newcomer = scenario.newcomers[0]
     for node in scenario.sim.nodes.values():
@@ -53,7 +54,7 @@ def test_an_old_meta_checkpoint_removes_no_group_at_a_start() -> None:
     scenario.read_everything()
 
 
-def test_a_newcomer_that_missed_the_cancel_starts_afresh() -> None:
+def test_a_newcomer_that_missed_the_cancel_starts_empty() -> None:
     """What a cancelled operation gave it lacks the files of sealed slots, which are open again."""
     scenario = formed(2)
     newcomer = scenario.newcomers[0]
@@ -76,7 +77,7 @@ def test_a_newcomer_that_missed_the_cancel_starts_afresh() -> None:
 
 @pytest.mark.parametrize("seed", spread(range(3, 7)))
 def test_slots_are_closed_for_less_than_an_election(seed: int) -> None:
-    """Nobody takes writes between seal and open, so the new group has its leader before."""
+    """No group accepts writes between seal and open, so the new group must have its leader before."""
     scenario = formed(seed)
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
@@ -151,7 +152,7 @@ def test_a_member_away_for_longer_than_its_snapshot_gets_another() -> None:
 
 
 @pytest.mark.parametrize("seed", spread(range(3)))
-def test_a_new_leader_brings_back_a_member_it_needs_though_its_log_no_longer_reaches_it(seed: int) -> None:
+def test_a_new_leader_sends_a_snapshot_to_a_member_it_needs_for_a_quorum(seed: int) -> None:
     """Two of three are up and one lags behind what the other has purged: nothing can be committed, not even
     the entry a new leader begins with, before the other has sent its state."""
     scenario = formed(seed)
@@ -189,7 +190,7 @@ def finish_all(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("seed", spread(range(3)))
-def test_a_dead_node_is_removed_and_what_returns_of_it_is_not_heard(seed: int) -> None:
+def test_a_dead_node_is_removed_and_refused_when_it_returns(seed: int) -> None:
     scenario = formed(seed)
     joined(scenario)
     scenario.die("node2")
@@ -205,7 +206,7 @@ def test_a_dead_node_is_removed_and_what_returns_of_it_is_not_heard(seed: int) -
 
 @pytest.mark.parametrize("dead", [False, True])
 @pytest.mark.parametrize("seed", spread(range(3)))
-def test_a_node_takes_the_place_of_another(seed: int, dead: bool) -> None:
+def test_a_node_replaces_another(seed: int, dead: bool) -> None:
     scenario = formed(seed)
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
@@ -216,7 +217,7 @@ def test_a_node_takes_the_place_of_another(seed: int, dead: bool) -> None:
     finish_all(scenario)
 
 
-def test_a_node_that_is_heard_is_not_dead() -> None:
+def test_a_node_that_responds_is_not_dead() -> None:
     scenario = formed(1)
     joined(scenario)
     began = q.BeginChange("remove-node", "node2", "sim", Options(dead=True))
@@ -233,7 +234,7 @@ def test_a_node_that_is_heard_is_not_dead() -> None:
     finish_all(scenario)
 
 
-def test_nobody_is_given_up_in_a_change_while_a_group_of_his_has_no_quorum() -> None:
+def test_no_node_is_declared_dead_in_a_change_while_one_of_its_groups_has_no_quorum() -> None:
     """Of three members two are down, and only one of them for good, it is said. He may hold what the one that
     is up lacks and the other has lost."""
     scenario = formed(11, nodes=5)
@@ -280,7 +281,7 @@ def test_nobody_is_given_up_in_a_change_while_a_group_of_his_has_no_quorum() -> 
         4,
     ),
 )
-def test_a_death_for_good_amends_the_operation_and_is_cleared_by_the_next(stage: str, victim: str) -> None:
+def test_a_permanent_loss_amends_the_operation_and_is_cleared_by_the_next(stage: str, victim: str) -> None:
     """The newcomer, a member of the new group, or the leader of a group that gives slots away dies. The
     previous copies are held until then: without a holder the change would be over before it counts as dead.
     """
@@ -424,7 +425,7 @@ def _forgeable(scenario: Scenario) -> list[tuple[SimNode, str, FileMeta]]:
 
 
 def compacted_after(scenario: Scenario, now: int) -> None:
-    """Nothing is compacted before then, as while somebody compares files."""
+    """Pause all compactions until then, as during a comparison of files."""
     for node in scenario.sim.nodes.values():
         for replica in node.host.replicas.data.values() if node.alive else ():
             replica.compared_at = now
@@ -444,7 +445,7 @@ def compacting(scenario: Scenario, slots: set[int] | None = None) -> list[tuple[
 @pytest.mark.parametrize("seed", spread(range(4)))
 @pytest.mark.parametrize("kind", ["add-node", "remove-node"])
 def test_slots_move_while_their_files_are_compacted(kind: str, seed: int) -> None:
-    """Compactions take far longer than the stages that must wait for them."""
+    """Compactions take much longer than the stages that must wait for them."""
     scenario = formed(seed)
     newcomer = scenario.newcomers[0]
     if kind == "remove-node":
@@ -480,7 +481,7 @@ def test_slots_move_while_their_files_are_compacted(kind: str, seed: int) -> Non
 
 
 @pytest.mark.long
-def test_no_good_copy_goes_while_a_damaged_one_is_left() -> None:
+def test_no_undamaged_copy_is_deleted_while_a_damaged_copy_exists() -> None:
     """Files of which a member has a damaged copy stay apart and are named; mended, they are compacted."""
     scenario = formed(3)
     joined(scenario)
@@ -510,7 +511,7 @@ def test_no_good_copy_goes_while_a_damaged_one_is_left() -> None:
 
 
 @pytest.mark.long
-def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> None:
+def test_a_copy_damaged_after_the_check_delays_only_its_own_files() -> None:
     """The member goes on with everything else, across a restart too, and takes what the others made."""
     scenario = formed(5)
     joined(scenario)
@@ -553,7 +554,7 @@ MORE_SURVIVORS = [*((seed, 6, 3) for seed in range(2, 7)), *((seed, 8, 5) for se
     ("seed", "nodes", "replicas"),
     spread([(8, 8, 5), (1, 6, 3), (0, 6, 3), *MORE_SURVIVORS]),
 )
-def test_groups_that_lost_their_majority_go_on_with_what_their_survivors_hold(
+def test_groups_that_lost_their_majority_continue_with_the_survivors_data(
     seed: int, nodes: int, replicas: int
 ) -> None:
     """Neighbours die for good under writes: two of six with R = 3, so that the groups they share keep one
@@ -601,14 +602,14 @@ def test_groups_that_lost_their_majority_go_on_with_what_their_survivors_hold(
 
 
 class OneCell(Writer):
-    """Writes or deletes one cell once, whenever it is told to."""
+    """Writes or deletes one cell once at each start."""
 
     def _choose(self, interval: int) -> Cell:
         self.stopping = True
         return Cell(self.groups[0], self.name, 0)
 
 
-def test_a_delete_of_a_slot_s_earlier_stay_hides_nothing_while_the_slot_comes_back(
+def test_a_delete_of_a_slot_s_earlier_ownership_hides_nothing_when_the_slot_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing was filed there since, so the group that the slot left has not forgotten the delete. Until what

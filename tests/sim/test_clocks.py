@@ -26,7 +26,7 @@ def test_clocks_that_jump_lose_no_row_and_stop_no_operation(seeds: list[int]) ->
     assert not failed, "\n\n".join(failed)
 
 
-def test_a_cut_off_replica_refuses_mid_reads_and_tells_its_age() -> None:
+def test_a_cut_off_replica_refuses_bounded_reads_and_reports_its_age() -> None:
     """It still holds what was deleted meanwhile. Until the bound it may say so; then mid is refused with the
     age, and a weak answer carries it, though its wall clock shows anything."""
     scenario = ClockScenario(4)
@@ -82,7 +82,7 @@ def alive(scenario: Scenario) -> list[SimNode]:
     return [n for n in scenario.sim.nodes.values() if n.alive]
 
 
-def test_one_clock_ahead_is_named_and_expires_nothing() -> None:
+def test_one_fast_clock_is_reported_and_expires_nothing() -> None:
     """A leader sixty days ahead deletes no row that is younger than its TTL, and the status says why."""
     scenario = formed(5)
     groups = leaders(scenario)

@@ -64,19 +64,19 @@ def test_a_node_that_lost_a_part_of_its_directory_is_replaced(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", spread(ROTTEN))
-def test_a_file_that_turned_over_is_repaired(seed: int) -> None:
+def test_a_corrupted_file_is_repaired(seed: int) -> None:
     """By an operator, from what a majority holds, also where slots moved meanwhile."""
     assert after_two(seed, "rot_one").operator.repaired
 
 
 @pytest.mark.parametrize("seed", spread(PUT_BACK))
-def test_a_directory_that_is_put_back_from_an_older_copy_is_noticed(seed: int) -> None:
+def test_a_directory_restored_from_an_older_copy_is_noticed(seed: int) -> None:
     """By the node itself, which its peers tell so, also when it starts again; then it is replaced."""
     after_two(seed, "restore_one")
 
 
 @pytest.mark.parametrize("seed", spread((3, 4, 1)))
-def test_a_machine_that_left_is_not_taken_again(seed: int) -> None:
+def test_a_machine_that_left_is_not_added_again(seed: int) -> None:
     """It starts with the directory that it had, and nobody hears it."""
     swarm = ClusterSwarm(seed)
     swarm.wanted = 3
@@ -92,6 +92,6 @@ def test_a_machine_that_left_is_not_taken_again(seed: int) -> None:
 
 
 @SPREAD
-def test_a_seed_is_a_run() -> None:
+def test_a_seed_repeats_its_run() -> None:
     reports = [run(17), run(17)]
     assert reports[0] == reports[1]

@@ -57,14 +57,14 @@ def world(*reads: int) -> Iterator[dict[str, Any]]:
         yield worlds
 
 
-def test_names_what_was_reached_and_what_was_not() -> None:
+def test_the_report_names_what_was_reached_and_what_was_not() -> None:
     (fault, *others) = sorted(universe()["fault"])
     text = report({"groups": Counter(seeds=2, simulated_ms=5_400_000, reads=1_234)}, {("fault", fault): 3})
     assert text.startswith("groups: 2 seeds, 1.5 simulated hours, 1,234 reads\n")
     assert f"fault: 1 of {1 + len(others)} reached" in text and f"never: {others[0]}, " in text
 
 
-def test_a_run_is_counted_and_made_twice_on_request() -> None:
+def test_a_run_is_counted_and_repeated_on_request() -> None:
     with world(7, 7):
         found = find(Run("groups", 3, twice=True))
     assert found == Found(Counter(seed=3, trace=9, simulated_ms=3_600_000, reads=7, seeds=1), found.seen)
@@ -74,13 +74,13 @@ def test_a_run_is_counted_and_made_twice_on_request() -> None:
 @pytest.mark.parametrize(
     ("reads", "why"), [((-1,), "S6: a row is lost"), ((7, 8), "two runs differ"), ((), "IndexError")]
 )
-def test_a_run_that_fails_or_differs_the_second_time_says_so(reads: tuple[int, ...], why: str) -> None:
+def test_a_run_that_fails_or_differs_when_repeated_is_reported(reads: tuple[int, ...], why: str) -> None:
     """Whatever it fails with: the others go on."""
     with world(*reads):
         assert why in find(Run("groups", 3, twice=True)).why
 
 
-def test_a_failure_without_words_is_one() -> None:
+def test_a_failure_without_a_message_is_reported() -> None:
     with world() as worlds:
         worlds["groups"] = mock.Mock(side_effect=AssertionError)
         assert find(Run("groups", 3, twice=False)).why == "AssertionError()"
@@ -92,7 +92,7 @@ def test_a_steered_run_that_fails_names_its_focus_too() -> None:
         assert f"replay: python -m {run.command}" in find(run).why
 
 
-def test_a_run_names_the_command_that_makes_it_again() -> None:
+def test_a_run_names_the_command_that_repeats_it() -> None:
     focus = (("kill", JOBS[0]), ("operation", "add-node OPEN"))
     run = Run("clusters", 7, True, focus)
     argv = shlex.split(run.command.partition("nodeagent.testing.coverage")[2])
@@ -104,19 +104,19 @@ def test_a_run_names_the_command_that_makes_it_again() -> None:
 @pytest.mark.parametrize(
     "focus", ["note: role", "fault: flip", "failed on disk: read log", "kill: x", "kill"]
 )
-def test_what_no_run_can_look_for_is_refused(focus: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_focus_is_refused(focus: str, capsys: pytest.CaptureFixture[str]) -> None:
     with mock.patch.object(sys, "argv", ["coverage", "--focus", focus]), pytest.raises(SystemExit):
         main()
     assert "that a run can look for" in capsys.readouterr().err
 
 
-def test_faults_and_messages_of_a_real_run_are_seen() -> None:
+def test_faults_and_messages_of_a_real_run_are_counted() -> None:
     found = find(Run("groups", 3, twice=False))
     assert found.did["events"] > 1_000 and not found.why
     assert {"fault", "message"} <= {name for name, _ in found.seen}
 
 
-def test_the_document_says_it_between_its_marks(tmp_path: Path) -> None:
+def test_the_table_is_written_between_the_marks(tmp_path: Path) -> None:
     path = tmp_path / "testing.md"
     path.write_text(f"before\n{BEGIN}old\n{END}after\n")
     write(path, "new")
@@ -136,7 +136,7 @@ def test_a_document_without_marks_is_refused_before_anything_runs(
     assert path.read_text() == "before\n"
 
 
-def test_a_steered_run_looks_for_what_was_reached_the_least() -> None:
+def test_a_steered_run_looks_for_the_rarest_events() -> None:
     rare = {("kill", JOBS[0]), ("kill", JOBS[3]), ("power cut", JOBS[1]), ("failed job", JOBS[2])}
     rare |= {("failed on disk", "rename staging"), ("fault", "stall"), ("fault", "jump")}
     rare |= {("operation", "add-node OPEN")}
@@ -150,7 +150,7 @@ def test_a_steered_run_looks_for_what_was_reached_the_least() -> None:
 
 
 @SPREAD
-def test_changes_are_cancelled_when_that_is_looked_for() -> None:
+def test_changes_are_cancelled_if_the_focus_is_a_cancel() -> None:
     """Most changes have their slots open before a cancel that comes by chance."""
     focus = (("operation", "rebalance CANCELLED"), ("operation", "remove-node CANCELLED"))
     left = set(focus)
@@ -172,7 +172,7 @@ def test_changes_are_cancelled_when_that_is_looked_for() -> None:
 
 
 @pytest.mark.long
-def test_a_focus_is_what_faults_are_drawn_from() -> None:
+def test_faults_are_drawn_from_the_focus() -> None:
     focus = (("failed on disk", "rename staging"), ("kill", JOBS[3]), ("operation", "rebalance OPEN"))
     swarm = ClusterSwarm(5, focus)
     swarm.wanted = 1

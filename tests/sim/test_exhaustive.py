@@ -1,4 +1,4 @@
-"""Small scopes, exhaustively; and that what goes through them goes through everything."""
+"""Small scopes are explored completely, and the exploration visits every state."""
 
 import pickle
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from nodeagent.testing.exhaustive.scopes import RAFT, Scope, chosen, through
 from tests.sim.spread import SPREAD
 
 QUICK = 12_000
-"""Steps of a scope that is gone through in every run of the tests."""
+"""Maximum number of steps of a scope that every test run explores."""
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_nothing_is_broken_in_any_order(scope: Scope) -> None:
 
 @dataclass(frozen=True)
 class Steps:
-    """A walk through a grid, to a corner. Ways to one place are one state."""
+    """A walk through a grid to a corner. All paths to a place lead to the same state."""
 
     right: int
     up: int
@@ -54,25 +54,25 @@ class Steps:
         return b"%d %d" % (self.right, self.up)
 
 
-def test_every_state_is_seen_once_and_every_order_counted() -> None:
+def test_every_state_is_visited_once_and_every_order_counted() -> None:
     found = explore(Steps(3, 3))
     assert (found.states, found.steps, found.orders, found.longest) == (16, 24, 20, 6) and found.complete
 
 
-def test_a_broken_invariant_is_told_with_the_way_there() -> None:
+def test_a_broken_invariant_is_reported_with_its_events() -> None:
     with pytest.raises(Broken, match="fell") as caught:
         explore(Steps(2, 2, hole=(0, 1)))
     assert sorted(caught.value.events) == ["right", "right", "up"]
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it comes from another process"
 
 
-def test_a_world_that_stays_where_something_should_happen_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_that_does_not_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "_release", lambda op, look: [])
     with pytest.raises(Broken, match="L2: op-1 stays in RELEASED"):
         through(next(s for s in chosen(["slots, under a writer"])))
 
 
-def test_what_was_left_out_is_said() -> None:
+def test_an_incomplete_exploration_is_reported() -> None:
     found = explore(Steps(3, 3), steps_max=5)
     assert not found.complete and found.steps == 5
 
@@ -94,7 +94,7 @@ def test_a_bug_in_consensus_is_found(
 
 
 @SPREAD
-def test_a_bug_in_the_hand_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_slot_migration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members serve as sources before they have applied the seal: a copy may lack what came just before it.
     Then the copies disagree, and nobody adopts them, or all lack it."""
     monkeypatch.setattr(DataState, "sealed_ready", lambda state, operation: True)
@@ -102,7 +102,7 @@ def test_a_bug_in_the_hand_over_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
         through(next(s for s in chosen(["members lag under a writer"])))
 
 
-def test_a_copy_of_a_replica_goes_its_own_way() -> None:
+def test_a_copy_of_a_replica_is_independent() -> None:
     world = RaftWorld(Config(("a", "b", "c")), RaftBounds()).begun("elect a b; settle a b c")
     raft = world.nodes["a"].raft
     before = digest(raft, raft.clock, BOUNDS)

@@ -1,4 +1,4 @@
-"""Disks that fill up, on whole simulated clusters: all replicas together, which is how it happens."""
+"""Disks fill up on whole simulated clusters, usually on all replicas together."""
 
 from collections import Counter
 
@@ -106,7 +106,7 @@ class Plant:
 
 
 @pytest.mark.parametrize("seed", spread((1, 2)))
-def test_replicas_that_fill_together_refuse_rows_and_go_on(seed: int) -> None:
+def test_replicas_that_fill_together_refuse_rows_and_recover(seed: int) -> None:
     """Below the first watermark every group has a leader, refuses rows with the reason, and takes them again
     as soon as there is room; the nodes lose power and start meanwhile."""
     plant = Plant(seed)
@@ -122,7 +122,7 @@ def test_replicas_that_fill_together_refuse_rows_and_go_on(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", spread((1, 2)))
-def test_not_one_byte_left_on_any_replica(seed: int) -> None:
+def test_replicas_without_a_free_byte_recover(seed: int) -> None:
     """Somebody else takes every byte before anybody has measured it: the logs hold back what they cannot
     write, no node ends, and with room again all go on."""
     plant = Plant(seed)
@@ -141,7 +141,7 @@ def test_not_one_byte_left_on_any_replica(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", spread((1, 2)))
-def test_nodes_start_without_one_byte_left(seed: int) -> None:
+def test_nodes_start_without_a_free_byte(seed: int) -> None:
     """A node that is killed, or loses power, while its disk is full to the last byte and its reserve used up
     comes up again: it runs, nothing of it is called damaged, and no peer takes it for an older copy."""
     plant = Plant(seed)
@@ -164,7 +164,7 @@ def test_nodes_start_without_one_byte_left(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", spread((1, 2)))
-def test_one_full_node_stops_nobody_else(seed: int) -> None:
+def test_one_full_node_does_not_stop_the_others(seed: int) -> None:
     """A minority without room: the groups that others lead go on; with room it catches up."""
     plant = Plant(seed)
     victim = plant.nodes[seed % 3]
@@ -185,7 +185,7 @@ def test_one_full_node_stops_nobody_else(seed: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("seed", "share"), spread([(1, 0.5), (2, 0.25)]))
-def test_a_leader_that_alone_is_short_of_room_leaves_to_others(
+def test_a_leader_that_alone_lacks_space_transfers_its_leadership(
     seed: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes of all its groups go on, and leaders do not change again and again while its room comes and
@@ -215,7 +215,7 @@ def test_a_leader_that_alone_is_short_of_room_leaves_to_others(
     plant.goes_on()
 
 
-def test_leaders_stay_when_all_are_short_of_room() -> None:
+def test_leaders_stay_if_all_nodes_lack_space() -> None:
     """A group that no majority has room for is led no better elsewhere: when one after the other fills, only
     the first of them hands anything over."""
     plant = Plant(1)
@@ -233,7 +233,7 @@ def test_leaders_stay_when_all_are_short_of_room() -> None:
     assert plant.terms() == settled
 
 
-def test_what_makes_room_is_taken_without_room_for_rows() -> None:
+def test_commands_that_free_space_are_accepted_without_space_for_rows() -> None:
     """Deletes and commands of operators are not refused with the rows."""
     plant = Plant(3)
     plant.fill(refuse_below(CAPACITY) // 2)

@@ -1,4 +1,4 @@
-"""Whatever a peer with a valid certificate sends, whatever its role: no node ends and no group stops."""
+"""Whatever a peer with a valid certificate sends, no node ends and no group stops."""
 
 import random
 from collections import Counter
@@ -176,7 +176,7 @@ class Fuzz:
         )
 
 
-def test_no_request_ends_a_node_or_a_group() -> None:
+def test_no_request_stops_a_node_or_a_group() -> None:
     """Good requests of all kinds with extreme values in them, and messages of nothing but such values. Each
     is answered, those out of range by name; the simulator fails when one runs into an exception."""
     fuzz = Fuzz(1)

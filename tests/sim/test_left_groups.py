@@ -1,4 +1,4 @@
-"""A node that leaves a group and is killed before the group's directory is gone."""
+"""A node leaves a group and is killed before the group's directory is deleted."""
 
 import pytest
 
@@ -42,8 +42,8 @@ class Ends:
 
 
 @pytest.mark.parametrize("seed,halved", [(1, False), (2, False), (2, True)])
-def test_what_is_left_of_a_group_that_a_node_left_goes_by_itself(seed: int, halved: bool) -> None:
-    """Its log knows nothing of the data; the meta state, once current, says that it has no part in it."""
+def test_leftovers_of_a_group_that_a_node_left_are_deleted(seed: int, halved: bool) -> None:
+    """Its log does not mention the group; the current meta state shows that it is not a member."""
     scenario = Scenario(seed, nodes=4, spares=1)
     scenario.begin()
     ends = Ends(scenario, power=seed % 2 == 0, halved=halved)
@@ -61,7 +61,7 @@ def test_what_is_left_of_a_group_that_a_node_left_goes_by_itself(seed: int, halv
     check_converged(scenario.sim)
 
 
-def test_what_somebody_put_beside_the_groups_stays() -> None:
+def test_foreign_directories_beside_the_groups_stay() -> None:
     """It may be the only copy of what a repair needs. Neither is it taken for a group of this node."""
     scenario = Scenario(3, nodes=3)
     scenario.begin()

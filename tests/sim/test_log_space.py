@@ -1,4 +1,4 @@
-"""The log gives its space back, whoever lags and whether or not anything is written."""
+"""The log frees its space, whichever member lags and whether or not clients write."""
 
 import pytest
 

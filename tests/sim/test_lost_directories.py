@@ -1,4 +1,4 @@
-"""Parts of a node's directory that are gone when it starts, on whole simulated clusters."""
+"""Nodes start with parts of their data directory missing, on whole simulated clusters."""
 
 import pytest
 
@@ -106,7 +106,7 @@ def test_a_group_without_its_checkpoint_is_damaged_and_the_others_run(
 
 
 @pytest.mark.parametrize("seed", spread([21, 22, 23]))
-def test_two_nodes_without_their_logs_elect_nobody_and_lose_nothing(seed: int) -> None:
+def test_two_nodes_without_their_logs_elect_no_leader_and_lose_nothing(seed: int) -> None:
     """Most of a group has lost its memory: what was acknowledged is refused, not forgotten. With the logs
     back as they were everything is there."""
     scenario = written(seed)
@@ -149,9 +149,7 @@ def rolled_back(seed: int, victim: str, *, while_running: bool) -> tuple[Scenari
 
 
 @pytest.mark.parametrize("seed,while_running", spread([(33, True), (31, False), (32, False), (34, True)]))
-def test_a_node_that_went_back_in_time_votes_for_nothing_and_is_replaced(
-    seed: int, while_running: bool
-) -> None:
+def test_a_node_on_an_older_copy_never_votes_and_is_replaced(seed: int, while_running: bool) -> None:
     """Its peers know of a later start, or of entries that it acknowledged and lacks: it learns of it, says so
     for good, and `replace-node` heals."""
     scenario, node = rolled_back(seed, "node2", while_running=while_running)
@@ -186,7 +184,7 @@ def put_back(node: SimNode, group: str, older: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("seed", spread([41, 45, 42], 2))
-def test_an_older_checkpoint_is_noticed_or_replays_to_the_same(seed: int) -> None:
+def test_an_older_checkpoint_is_noticed_or_replays_to_the_same_state(seed: int) -> None:
     """Whichever moment it is of: where files were unlinked since, the group is damaged and keeps its files;
     where the log has all that followed and every file is there, the replica becomes equal to the others."""
     scenario = written(seed)

@@ -1,4 +1,4 @@
-"""Only members are heard, and no member is kept out by a meta state that lags."""
+"""Only members are accepted, and a lagging meta state excludes no member."""
 
 from contextlib import suppress
 
@@ -22,7 +22,7 @@ def terms(scenario: Scenario) -> list[int]:
     return sorted(r.raft.term for n in scenario.sim.nodes.values() if n.alive for r in n.host.replicas)
 
 
-def test_a_node_that_is_no_member_neither_steers_nor_reads_nor_speaks_raft() -> None:
+def test_a_non_member_cannot_control_operations_read_or_send_raft_messages() -> None:
     """It has a valid certificate, and no change has let it in."""
     scenario = formed(1)
     sim, stranger = scenario.sim, scenario.newcomers[0]
@@ -44,7 +44,7 @@ def test_a_node_that_is_no_member_neither_steers_nor_reads_nor_speaks_raft() -> 
     scenario.quiet()
 
 
-def test_a_node_that_was_down_hears_a_leader_it_does_not_know() -> None:
+def test_a_node_that_was_down_accepts_a_leader_that_it_does_not_know() -> None:
     """The leader joined meanwhile. Those that the node knows vouch for it, or it would stay behind."""
     scenario = formed(2)
     sim, newcomer = scenario.sim, scenario.newcomers[0]
@@ -72,7 +72,7 @@ def test_a_node_that_was_down_hears_a_leader_it_does_not_know() -> None:
     scenario.until(lambda: newcomer in behind.host.cluster.meta.image.nodes, "the node catches up", 5_000)
 
 
-def test_a_newcomer_s_vote_counts_though_no_state_names_it_yet() -> None:
+def test_a_newcomer_s_vote_counts_before_a_state_names_it() -> None:
     """The others start from checkpoints that are older than the change; their logs name it as a voter."""
     scenario = formed(3)
     sim, newcomer = scenario.sim, scenario.newcomers[0]

@@ -1,4 +1,4 @@
-"""A member without a file that the others merged away while it was down: nobody has that file any more."""
+"""A member lacks a file that the others merged while it was down, so that no member has it any more."""
 
 from functools import partial
 
@@ -73,7 +73,7 @@ class Absence:
         [("missing", 1), ("damaged", 2), ("damaged", 1), ("missing", 2), ("damaged", 3), ("missing", 3)], 2
     ),
 )
-def test_a_member_takes_what_the_others_made_of_a_file_that_it_has_not(fault: str, merges: int) -> None:
+def test_a_member_without_a_file_takes_the_merged_file_of_the_others(fault: str, merges: int) -> None:
     """Also when what they made of it was merged again: it is not stuck, and ends with the same files."""
     scenario = formed(60 + merges)
     absence = Absence(scenario, fault)

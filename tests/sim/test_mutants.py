@@ -31,7 +31,7 @@ def count(found: list[int], left: int = 3) -> int:
 '''
 
 
-def test_a_machine_changes_what_is_executed() -> None:
+def test_generated_bugs_change_executed_code() -> None:
     """Not what is said, asserted or set once for the module; and each place by a text that is there once."""
     found = list(machine.mutants_of("room/file.py", SOURCE))
     assert [m.name.partition(":")[2] for m in found] == [
@@ -53,7 +53,7 @@ def test_a_machine_changes_what_is_executed() -> None:
         ast.parse(SOURCE.replace(mutant.old, mutant.new))
 
 
-def test_a_machine_chooses_from_every_room_and_always_the_same() -> None:
+def test_the_sample_of_generated_bugs_is_fixed_and_covers_every_room() -> None:
     chosen = machine.sample(40)
     assert chosen == machine.sample(40) and {m.room for m in chosen} == set(machine.ROOMS)
     root = Path(nodeagent.__file__).parent
@@ -77,7 +77,7 @@ def test_every_room_and_every_invariant_of_safety_has_mutants() -> None:
     assert broken.keys() == {f"S{n}" for n in range(1, 19)} and min(broken.values()) >= 2, broken
 
 
-def test_seeds_that_saw_a_bug_are_of_bugs_and_worlds_that_there_are() -> None:
+def test_recorded_seeds_name_existing_bugs_and_worlds() -> None:
     seen = seen_by()
     assert seen.keys() <= {key_of(m) for m in MUTANTS if not m.unseen}
     assert {world for world, _ in seen.values()} <= set(WORLDS) and min(seed for _, seed in seen.values()) > 0
@@ -91,7 +91,7 @@ def test_seeds_that_saw_a_bug_are_of_bugs_and_worlds_that_there_are() -> None:
         (7, [(7, 1, "walks"), (1, 7, "groups"), (1, 7, "walks"), (1, 7, "")]),
     ],
 )
-def test_the_seed_that_saw_a_bug_is_tried_first(
+def test_the_recorded_seed_of_a_bug_is_tried_first(
     seeds: int, tried: list[tuple[int, int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within the wanted number of seeds, or alone."""
@@ -108,13 +108,13 @@ def test_the_seed_that_saw_a_bug_is_tried_first(
     assert runs == tried
 
 
-def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:
+def test_the_command_plants_a_bug_and_reports_what_found_it() -> None:
     command = [sys.executable, "-m", "nodeagent.testing.mutants", "one vote too few wins", "--net", "tests"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0 and "one vote too few wins: tests: tests/raft/" in done.stdout, done.stderr
 
 
-def test_of_a_run_that_never_ends_it_is_said_where_it_stands(tmp_path: Path) -> None:
+def test_a_run_that_does_not_end_is_reported_with_its_innermost_frame(tmp_path: Path) -> None:
     (tmp_path / "it.py").write_text("def look():\n    while True:\n        pass\n\n\nlook()\n")
     code, _, says = run_in(tmp_path, ["it.py"], 5)
     assert code == 1 and re.fullmatch(r'the run did not end: File ".*it\.py", line [23] in look', says), says

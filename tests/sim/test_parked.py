@@ -1,4 +1,4 @@
-"""Rows that no file format takes, in a whole cluster: one partition must not hold up a group or a change."""
+"""Rows that fit no TsFile, in a whole cluster: one partition must not block a group or a change."""
 
 from collections.abc import Callable, Mapping
 
@@ -74,7 +74,7 @@ def parked(scenario: Scenario) -> dict[str, set[str]]:
     }
 
 
-def test_rows_that_no_file_takes_are_parked_and_move_with_their_slots(poison: None) -> None:
+def test_rows_that_fit_no_file_are_parked_and_move_with_their_slots(poison: None) -> None:
     """Every member parks them alike; a change whose seal closes such rows ends, their copies go to the new
     holders, and all that was acknowledged is read back, also after a restart."""
     scenario = formed(51)
@@ -96,7 +96,7 @@ def test_rows_that_no_file_takes_are_parked_and_move_with_their_slots(poison: No
 
 
 @pytest.mark.long
-def test_what_one_member_cannot_make_comes_from_another(library: Library) -> None:
+def test_a_file_that_one_member_cannot_write_comes_from_another(library: Library) -> None:
     """Neither a close nor a merge succeeds on one machine, where it follows and where it leads: nothing is
     parked, its log is not pinned, changes end, and its status says where and why."""
     scenario = formed(52)
@@ -145,7 +145,7 @@ def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
 
 
 @pytest.mark.long
-def test_what_is_parked_becomes_a_tsfile_when_a_later_version_can(library: Library) -> None:
+def test_parked_rows_become_a_tsfile_with_a_later_version(library: Library) -> None:
     """Closes and merges fail on the machines of before; they are upgraded one after the other while a change
     goes on. A member that is behind the others takes the files of those that can."""
     scenario = formed(54)

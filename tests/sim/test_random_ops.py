@@ -1,4 +1,4 @@
-"""Ten random operations; then all replicas are equal and no disk keeps what nothing names."""
+"""After ten random operations all replicas are equal and no disk has leftover files."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def files_of(node: SimNode) -> dict[str, tuple[FileMeta, ...]]:
     return {g: r.state.files.manifest.files() for g, r in node.host.replicas.data.items()}
 
 
-def test_every_kind_of_leftover_is_seen() -> None:
+def test_every_kind_of_leftover_is_reported() -> None:
     """A clean cluster; then on one disk, in turn, what a forgotten clean-up would leave."""
     scenario = formed(1)
     scenario.quiet()
@@ -65,7 +65,7 @@ def test_every_kind_of_leftover_is_seen() -> None:
         check_clean(scenario.sim)
 
 
-def test_a_member_that_does_not_delete_what_it_released_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_does_not_delete_released_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = formed(2)
     lazy = scenario.sim.nodes["node2"]
     operation = scenario.move_slots()

@@ -29,7 +29,7 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert not failed, "\n\n".join(failed)
 
 
-def test_a_seed_is_a_run() -> None:
+def test_a_seed_repeats_its_run() -> None:
     """The same seed gives the same trace in another process with another hash seed."""
     lines = set()
     for hash_seed in ("1", "2"):
@@ -51,7 +51,7 @@ def test_one_world_of_a_seed_can_be_run_alone() -> None:
     assert result_line(5, "cluster_swarm").startswith("{} ")
 
 
-def test_a_failure_says_how_it_is_run_again_and_what_happened_last() -> None:
+def test_a_failure_shows_the_replay_command_and_the_last_events() -> None:
     sim: Sim[SimNode] = Sim(7)
     sim.tell("the last thing")
     with pytest.raises(AssertionError) as failed, replayable(7, "some.module 7", sim, lambda: "the plan"):

@@ -1,4 +1,4 @@
-"""Exactly once over a moved slot: what the old group applied is a duplicate in the new one."""
+"""Exactly-once writes to a moved slot: what the source group applied is a duplicate in the target group."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Seeds that fail become short scripts, which are tests from then on (`scripts`)."""
+"""Failing seeds become short scripts, which are kept as tests (`scripts`)."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
-def test_what_once_failed_does_not_any_more(path: Path) -> None:
+def test_a_script_of_a_fixed_failure_passes(path: Path) -> None:
     script = Script.from_text(path.read_text())
     assert failure(Swarm(script.seed, script).run) == ("", "")
 

@@ -1,4 +1,4 @@
-"""Seeds of whole clusters that fail become short scripts, tests from then on (`scripts/clusters`)."""
+"""Failing seeds of whole clusters become short scripts, which are kept as tests (`scripts/clusters`)."""
 
 from pathlib import Path
 
@@ -19,12 +19,12 @@ LIMIT = "nodeagent.raft.leader.APPEND_BYTES_MAX"
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
-def test_what_once_failed_does_not_any_more(path: Path) -> None:
+def test_a_script_of_a_fixed_failure_passes(path: Path) -> None:
     script = ClusterScript.from_text(path.read_text())
     assert failure(ClusterSwarm(script.seed, script=script).report) == ("", "")
 
 
-def test_a_script_is_read_as_it_was_written() -> None:
+def test_a_script_survives_a_round_trip() -> None:
     plan = ClusterChanges(
         steps=("add_one", "rot_one"),
         nodes=3,
@@ -68,7 +68,7 @@ def test_a_script_without_a_seed_is_refused() -> None:
         ClusterScript.from_text("noise 1\n")
 
 
-def test_what_a_failure_does_not_need_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_a_failure_does_not_need_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is simulated: with less than it takes comes another failure, or none."""
 
     def report(swarm: ClusterSwarm) -> None:
@@ -115,7 +115,7 @@ def test_a_seed_that_fails_becomes_a_script_that_fails_too(
     assert main([str(path)]) == 1 and capsys.readouterr().out == "S4: the power went\n"
 
 
-def test_a_step_that_is_not_possible_is_told() -> None:
+def test_an_impossible_step_is_reported() -> None:
     script = ClusterScript(6, plan=ClusterChanges(steps=("return_one",)))
     assert failure(ClusterSwarm(6, script=script).report) == (
         "InvalidInput",

@@ -1,4 +1,4 @@
-"""What an operator does with nodes and operations, on whole simulated clusters."""
+"""An operator controls nodes and operations, on whole simulated clusters."""
 
 import pytest
 
@@ -81,8 +81,8 @@ def with_a_stalled_successor(seed: int) -> tuple[Scenario, str, str, str]:
 
 
 @pytest.mark.parametrize("seed", spread([1, 2, 3]))
-def test_a_successor_whose_disk_stands_still_does_not_keep_a_drain_up(seed: int) -> None:
-    """It answers and holds everything, so it is asked to take over, and cannot: then another one is asked."""
+def test_a_stalled_successor_does_not_delay_a_drain(seed: int) -> None:
+    """It responds and has all entries, so it is asked to take over but cannot: then another node is asked."""
     scenario, header, group, stalled = with_a_stalled_successor(seed)
     scenario.request(q.Drain(header, True, "sim"), Accepted)
     scenario.until(lambda: leaders(scenario).get(group) not in (None, header), "another leads", 2_000)
@@ -90,7 +90,7 @@ def test_a_successor_whose_disk_stands_still_does_not_keep_a_drain_up(seed: int)
 
 
 @pytest.mark.parametrize("seed", spread([1, 2, 3]))
-def test_a_node_that_stops_asks_the_next_one_too(seed: int) -> None:
+def test_a_stopping_node_asks_the_next_successor_too(seed: int) -> None:
     scenario, header, group, stalled = with_a_stalled_successor(seed)
     node = scenario.sim.nodes[header]
     began = scenario.sim.now
@@ -101,7 +101,7 @@ def test_a_node_that_stops_asks_the_next_one_too(seed: int) -> None:
     assert leaders(scenario)[group] not in (header, stalled)
 
 
-def test_a_node_does_not_stop_while_the_only_one_it_can_ask_takes_over() -> None:
+def test_a_node_does_not_stop_while_its_only_successor_takes_over() -> None:
     scenario = formed(1)
     led = leaders(scenario)
     header, group = next((n, g) for g, n in sorted(led.items()) if g != META and n != led[META])
@@ -114,7 +114,7 @@ def test_a_node_does_not_stop_while_the_only_one_it_can_ask_takes_over() -> None
     assert host.hand_over(scenario.sim.now)
 
 
-def test_a_hand_over_whose_first_word_is_lost_goes_on() -> None:
+def test_a_leadership_transfer_survives_a_lost_first_message() -> None:
     """The way back to whom is asked was cut for a moment only."""
     scenario, header, group, other = with_a_stalled_successor(2)
     scenario.sim.faults.stalled.clear()
@@ -128,8 +128,8 @@ def test_a_hand_over_whose_first_word_is_lost_goes_on() -> None:
 
 
 @pytest.mark.parametrize("seed", spread([1, 2, 3]))
-def test_writes_are_taken_while_nobody_can_take_over(seed: int) -> None:
-    """A hand-over refuses them while it is tried, so it is not tried all the time."""
+def test_writes_are_accepted_while_no_node_can_take_over(seed: int) -> None:
+    """A leadership transfer refuses writes while it is attempted, so it is not attempted all the time."""
     scenario, header, group, stalled = with_a_stalled_successor(seed)
     host = scenario.sim.nodes[header].host
     for third in set(host.replicas.data[group].raft.log.config.voters) - {header, stalled}:
@@ -145,7 +145,7 @@ def test_writes_are_taken_while_nobody_can_take_over(seed: int) -> None:
     scenario.until(lambda: leaders(scenario).get(group) == stalled, "it is asked again", 15_000)
 
 
-def test_who_took_over_before_is_asked_at_once_the_next_time() -> None:
+def test_a_node_that_took_over_before_is_asked_first_next_time() -> None:
     scenario = formed(1)
     header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
     _, *others = sorted(
@@ -160,8 +160,8 @@ def test_who_took_over_before_is_asked_at_once_the_next_time() -> None:
         scenario.until(lambda: leaders(scenario).get(group) == header, "it comes back", SETTLE_MS)
 
 
-def test_who_was_not_heard_for_a_while_is_not_asked() -> None:
-    """In a group that nobody writes to it still counts as caught up."""
+def test_a_silent_node_is_not_asked_to_take_over() -> None:
+    """In a group without writes it still counts as caught up."""
     scenario = Scenario(2)
     scenario.form()
     scenario.sim.pause(SETTLE_MS)
@@ -175,7 +175,7 @@ def test_who_was_not_heard_for_a_while_is_not_asked() -> None:
     assert replica.raft.caught_up(gone) and not host.leadership.is_at_hand(replica, gone)
 
 
-def test_whoever_asks_a_leader_that_hands_over_is_sent_to_the_next_one() -> None:
+def test_requests_to_a_transferring_leader_are_redirected_to_the_next_leader() -> None:
     """A refusal would be the last word: a client takes it for what the cluster thinks of its request."""
     scenario = formed(1)
     node = scenario.sim.nodes[leaders(scenario)[META]]
@@ -190,7 +190,7 @@ def test_whoever_asks_a_leader_that_hands_over_is_sent_to_the_next_one() -> None
     assert answers[0].details["leader"] == heir
 
 
-def test_drained_nodes_lead_what_nobody_else_can() -> None:
+def test_drained_nodes_lead_groups_that_no_other_node_can_lead() -> None:
     """Draining is a preference: with every node drained each group still has a leader."""
     scenario = formed(4)
     for name in ("node1", "node2", "node3", "node4"):
@@ -201,7 +201,7 @@ def test_drained_nodes_lead_what_nobody_else_can() -> None:
 
 
 @pytest.mark.parametrize("seed", spread(range(1, 7), 2))
-def test_a_planned_stop_costs_no_election_timeout(seed: int) -> None:
+def test_a_planned_stop_causes_no_election_timeout(seed: int) -> None:
     """Every group has another leader when the hand-over says so, and keeps it: none is handed back to the
     header that was heard a moment ago."""
     scenario = formed(seed)
@@ -231,8 +231,8 @@ def test_a_planned_stop_costs_no_election_timeout(seed: int) -> None:
     scenario.read_everything()
 
 
-def test_two_nodes_that_stop_together_do_not_hand_over_for_ever() -> None:
-    """Each group is handed over once, and let be when it comes back; then the node stops, whoever leads."""
+def test_two_nodes_that_stop_together_do_not_transfer_endlessly() -> None:
+    """Each group is transferred once and kept if it comes back; then the node stops, whichever node leads."""
     scenario = formed(3)
     stopping = [scenario.sim.nodes[n] for n in sorted(scenario.sim.nodes) if scenario.sim.nodes[n].alive]
     began = scenario.sim.now
@@ -246,7 +246,7 @@ def test_two_nodes_that_stop_together_do_not_hand_over_for_ever() -> None:
 
 
 @pytest.mark.parametrize("seed", spread([1, 2]))
-def test_a_hold_ends_by_itself_and_survives_the_meta_leader(seed: int) -> None:
+def test_a_hold_expires_and_survives_the_meta_leader(seed: int) -> None:
     """Not before its time, counted from when nothing else was missing, and soon after it."""
     hold_ms = 8_000
     scenario = formed(seed)
@@ -265,7 +265,7 @@ def test_a_hold_ends_by_itself_and_survives_the_meta_leader(seed: int) -> None:
     scenario.read_everything()
 
 
-def test_a_lock_that_nobody_renews_lapses_and_one_that_is_renewed_does_not() -> None:
+def test_a_lock_expires_unless_it_is_renewed() -> None:
     """By the clock of whoever leads the meta group: also when the leader dies meanwhile, never too soon."""
     ttl_ms = 5_000
     scenario = formed(4)
@@ -290,7 +290,7 @@ def test_a_lock_that_nobody_renews_lapses_and_one_that_is_renewed_does_not() -> 
     assert take("bob").lock.serial > first.serial
 
 
-def test_a_paused_add_copies_nothing_and_goes_on_when_resumed() -> None:
+def test_a_paused_add_copies_nothing_and_continues_when_resumed() -> None:
     """Paused from the begin: slots open in their new groups, no copy is made and nothing deleted."""
     scenario = formed(5)
     newcomer = scenario.newcomers[0]

@@ -1,4 +1,4 @@
-"""An entry that a member cannot apply: the next release wrote it and this member is of the last one."""
+"""A member cannot apply an entry that a newer release wrote."""
 
 import msgspec
 import pytest
@@ -68,7 +68,9 @@ def a_group(scenario: Scenario) -> str:
     )
 
 
-def test_a_group_stops_by_name_and_goes_on_with_the_next_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_stops_at_an_unknown_command_and_continues_with_the_next_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All members are old: the group stops at the same entry in every life, other groups and all processes go
     on, and with the release that knows the entry nothing acknowledged is missing."""
     releases, scenario = Releases(monkeypatch), formed(41)
@@ -97,7 +99,7 @@ def test_a_group_stops_by_name_and_goes_on_with_the_next_release(monkeypatch: py
     scenario.read_everything()
 
 
-def test_members_of_the_next_release_go_on_with_the_old_ones_as_followers(
+def test_members_of_the_next_release_continue_with_old_members_as_followers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One member of three is new. The old ones keep what it sends and vote for it, so rows are acknowledged
@@ -121,7 +123,7 @@ def test_members_of_the_next_release_go_on_with_the_old_ones_as_followers(
     scenario.read_everything()
 
 
-def test_the_meta_group_stops_by_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_meta_group_stops_at_an_unknown_command_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Data groups go on by the table that is known; nothing ends, in this life or the next."""
     scenario = formed(43)
     unknown = msgspec.msgpack.encode({"type": "NextRelease", "now": 1})

@@ -1,4 +1,4 @@
-"""What a seed did to one group, slot or operation can be read."""
+"""The history of a group, slot or operation of a seed can be printed."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.sim.spread import SPREAD
 STAGES = ("PLANNED", "SEALED", "OPEN", "FORMAL", "MOVING", "RELEASED", "DONE")
 
 
-def test_the_story_of_a_group_has_every_change_of_a_leader() -> None:
+def test_the_history_of_a_group_has_every_change_of_leader() -> None:
     lines, failed = tell("swarm", 2, "group", "g1", 10_000)
     assert not failed
     assert {word for line in lines for word in re.findall("leader|follower|candidate", line)} >= {"leader"}
@@ -25,7 +25,7 @@ def test_the_story_of_a_group_has_every_change_of_a_leader() -> None:
 
 
 @SPREAD
-def test_the_stories_of_an_operation_and_of_a_slot_that_it_moved() -> None:
+def test_the_histories_of_an_operation_and_of_a_slot_that_it_moved() -> None:
     scenario = Scenario(1)
     scenario.run()
     operations = next(n for n in scenario.sim.nodes.values() if n.alive).host.cluster.meta.image.operations
@@ -45,7 +45,7 @@ def test_the_stories_of_an_operation_and_of_a_slot_that_it_moved() -> None:
     assert seals and opens and seals[0] < opens[0]
 
 
-def test_a_script_has_stories_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_has_histories_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "script.txt"
     path.write_text(Script(2, (), length_ms=2_000).to_text())
     assert main([str(path), "group", "g1", "3"]) == 0
@@ -53,7 +53,7 @@ def test_a_script_has_stories_too(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len(lines) == 3 < LINES and end == "the run passed"
 
 
-def test_the_script_of_a_cluster_has_stories_of_its_slots(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_of_a_cluster_has_histories_of_its_slots(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parent / "scripts/clusters/released_before_all_adopted.txt"
     assert main([str(path), "slot", "0"]) == 0
     *lines, end = capsys.readouterr().out.splitlines()
@@ -63,6 +63,6 @@ def test_the_script_of_a_cluster_has_stories_of_its_slots(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("run", "what"), [("swarm", "slot"), ("no such file", "group"), ("swarm", "tree"), ("scenario", "tree")]
 )
-def test_what_has_no_story_is_refused(run: str, what: str) -> None:
+def test_an_unknown_subject_of_a_history_is_refused(run: str, what: str) -> None:
     with pytest.raises(LookupError):
         tell(run, 1, what, "1")

@@ -72,7 +72,7 @@ def written(*, synced: int) -> Durable:
         (2, after(second=True)),
     ],
 )
-def test_a_start_may_find_what_was_synced_and_the_first_of_the_rest(synced: int, found: Recovered) -> None:
+def test_a_start_may_recover_synced_batches_and_a_prefix_of_the_rest(synced: int, found: Recovered) -> None:
     durable = written(synced=synced)
     durable.reopened(found, must_fit=True)
     assert durable.groups == found.groups
@@ -81,7 +81,7 @@ def test_a_start_may_find_what_was_synced_and_the_first_of_the_rest(synced: int,
 @pytest.mark.parametrize(
     ("synced", "found"), [(1, after(first=False)), (2, after()), (2, after(first=False))]
 )
-def test_a_start_that_finds_less_is_seen(synced: int, found: Recovered) -> None:
+def test_a_start_that_recovers_too_little_fails(synced: int, found: Recovered) -> None:
     with pytest.raises(AssertionError, match="S6: a recovered a log that differs"):
         written(synced=synced).reopened(found, must_fit=True)
 
@@ -96,21 +96,21 @@ def test_a_start_that_finds_less_is_seen(synced: int, found: Recovered) -> None:
         lambda log: setattr(log, "base", Base(0, 0, Config(("b",)))),
     ],
 )
-def test_a_start_that_makes_something_up_is_seen(change: Callable[[GroupLog], None]) -> None:
+def test_a_start_that_recovers_something_else_fails(change: Callable[[GroupLog], None]) -> None:
     found = after(second=True)
     change(found.groups["g"])
     with pytest.raises(AssertionError, match="S6"):
         written(synced=2).reopened(found, must_fit=True)
 
 
-def test_a_batch_whose_write_was_cut_off_may_be_there() -> None:
+def test_a_batch_whose_write_was_interrupted_may_survive() -> None:
     durable = written(synced=2)
     durable.writes([Forget("g")])
     durable.reopened(after(first=False), must_fit=True)
     assert durable.groups == {}
 
 
-def test_every_class_of_faults_is_done() -> None:
+def test_every_kind_of_fault_can_be_injected() -> None:
     """Their names are those of methods; one that is misspelt would be found by the seed that draws it."""
     classes = {*KINDS, *WHOLE_KINDS}.difference(PASSIVE)
     assert [k for k in classes if not hasattr(Nemesis, f"_{k}")] == []
@@ -129,7 +129,7 @@ def _keep_every_suffix(log: RaftLog, base: Base) -> bool:
         (RaftLog, "reset", _keep_every_suffix, 4, "S2: in g2 of m2 "),
     ],
 )
-def test_a_log_that_forgets_or_keeps_too_much_is_seen(
+def test_a_log_that_forgets_or_keeps_too_much_fails(
     monkeypatch: pytest.MonkeyPatch, where: type, name: str, what: object, seed: int, broken: str
 ) -> None:
     monkeypatch.setattr(where, name, what)
@@ -137,7 +137,7 @@ def test_a_log_that_forgets_or_keeps_too_much_is_seen(
         run(seed)
 
 
-def test_some_take_longer_than_the_others_until_it_is_healed() -> None:
+def test_stragglers_take_longer_until_faults_are_healed() -> None:
     sim: Sim[SimNode] = Sim(1)
     Stragglers(0.5, 10_000).inject(sim)
     late = [sim.lasting((1, 3)) > 3 for _ in range(1_000)]
@@ -161,14 +161,14 @@ def _commits(acknowledged: tuple[int, int], *, lossy: bool) -> None:
     safety._commits(nodes["a"], cast(Any, SimpleNamespace(raft=raft, group="g")))
 
 
-def test_what_a_disk_loses_after_it_was_acknowledged_counts_for_the_leader() -> None:
+def test_an_entry_lost_after_its_acknowledgement_counts_for_the_leader() -> None:
     """The acknowledgement may be on its way when a sector is overwritten: no leader can know (seed 1084)."""
     _commits((2, 1), lossy=True)
     run(1084)
 
 
 @pytest.mark.parametrize("acknowledged,lossy", [((2, 1), False), ((1, 1), True), ((2, 0), True)])
-def test_what_was_never_durable_on_a_quorum_is_not_committed(
+def test_an_entry_never_durable_on_a_quorum_is_not_committed(
     acknowledged: tuple[int, int], lossy: bool
 ) -> None:
     with pytest.raises(AssertionError, match="S6: a considers g/1"):

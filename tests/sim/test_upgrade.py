@@ -1,4 +1,4 @@
-"""Clusters of several releases, upgraded and taken back node by node under a swarm of faults."""
+"""Clusters of several releases, upgraded and downgraded node by node under a swarm of faults."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_no_later_seed_breaks_an_invariant() -> None:
     assert not failed, "\n\n".join(failed)
 
 
-def test_all_nodes_begin_with_the_release_before_and_the_level_is_raised_when_none_has_it() -> None:
+def test_all_nodes_begin_with_the_previous_release_and_the_level_is_raised_after_the_last_upgrade() -> None:
     swarm = UpgradeSwarm(SEEDS[0])
     assert {n.build for n in swarm.sim.nodes.values()} == {PREVIOUS}
     raised = []

@@ -17,7 +17,7 @@ from nodeagent.testing.walks import run
         (groups, "_release", lambda op, look: [], "L2"),
     ],
 )
-def test_a_bug_is_found_and_told_with_the_way_there(
+def test_a_bug_is_found_and_reported_with_its_events(
     monkeypatch: pytest.MonkeyPatch, where: object, name: str, what: object, broken: str
 ) -> None:
     monkeypatch.setattr(where, name, what)

@@ -44,7 +44,7 @@ def test_no_seed_breaks_an_invariant(world: str) -> None:
 
 
 @pytest.mark.parametrize("world,seed", PINNED)
-def test_a_seed_that_found_something_breaks_nothing(world: type[swarm.Swarm], seed: int) -> None:
+def test_a_seed_that_found_a_bug_passes(world: type[swarm.Swarm], seed: int) -> None:
     world(seed).run()
 
 
@@ -57,6 +57,6 @@ def test_no_later_seed_breaks_an_invariant(world: str) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_seed_is_a_run(world: str) -> None:
+def test_a_seed_repeats_its_run(world: str) -> None:
     run, _, _ = WORLDS[world]
     assert run(2) == run(2)
