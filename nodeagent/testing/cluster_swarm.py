@@ -180,7 +180,7 @@ class ClusterSwarm(FaultyCluster):
         file = spoil(node, rng)
         if file is None:
             return True
-        self.sim.tell(f"{node.node}: {file.name} turns over")
+        self.sim.note(f"{node.node}: {file.name} turns over")
         if rng.random() < 0.5:
             self.burst()
         self.sim.pause(rng.randint(0, 3_000))

@@ -31,7 +31,7 @@ class FaultyCluster(RandomOps):
         plan.kinds |= focus_kinds(focus)
         noise = ""
         if script is not None:
-            plan = replace(plan, **script.plan.said())
+            plan = replace(plan, **script.plan.changed())
             noise = f" noise {script.noise}" if script.noise else ""
         self.plan = plan
         wanted = [member.split() for name, member in focus if name == "operation"]

@@ -98,7 +98,7 @@ class FilesSwarm(FilesWorld):
         with bounded(self.limits):
             for life in range(LIVES):
                 node = self.rng.choice(self.nodes)
-                self.sim.tell(f"life {life} of {node.name}")
+                self.sim.note(f"life {life} of {node.name}")
                 for other in self.nodes:
                     self._start(other)
                 self._live(node)

@@ -147,7 +147,7 @@ class FilesWorld:
             node.unsure |= set(node.storage.staging.operations())
         result = self._once(node, job)
         self._only_lasting(disk)
-        self.sim.tell(f"{node.name} {type(job).__name__}: {type(result).__name__}")
+        self.sim.note(f"{node.name} {type(job).__name__}: {type(result).__name__}")
         if isinstance(result, Failed) and result.code not in may_fail:
             self.odd["failed job"] += 1
             left = [n for n in disk.listdir(layout.TMP) if n.startswith(("close-", "compact-"))]

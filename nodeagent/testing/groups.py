@@ -293,7 +293,7 @@ class GroupNode(Machine):
         assert self.lossy or not host.damaged, (self.node, host.damaged)
         self.founded &= {*host.damaged, *(g for g, f in recovered.groups.items() if not is_traceless(f))}
         self.founded |= host.data.keys()
-        self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(host.data)}")
+        self.sim.note(f"{self.node} starts, life {self.life}, groups {sorted(host.data)}")
 
     def create(self, group: GroupId, config: Config) -> None:
         """Create a replica, unless it exists or existed and was lost."""

@@ -55,7 +55,7 @@ class Hardware:
         for path in paths:
             if self.disk.exists(path):
                 self.disk.rmtree(path) if self.disk.stat(path).is_dir else self.disk.unlink(path)
-        self.sim.tell(f"{self.node} loses {paths}")
+        self.sim.note(f"{self.node} loses {paths}")
 
     def put_back(self, older: SimDisk) -> None:
         """Replace the whole data directory by an older copy of it."""
@@ -63,7 +63,7 @@ class Hardware:
         self.lossy = True
         self.disk = older
         older.restart()
-        self.sim.tell(f"{self.node} is put back from an older copy")
+        self.sim.note(f"{self.node} is put back from an older copy")
 
     def cut_power_soon(self) -> None:
         """Cut the power during one of the next 40 disk changes."""
@@ -91,4 +91,4 @@ class Hardware:
     def sleep(self, ms: int) -> None:
         """Suspend the process, as SIGSTOP does; messages wait in its sockets until it continues."""
         self.asleep_until = max(self.asleep_until, self.sim.now + ms)
-        self.sim.tell(f"{self.node} sleeps {ms} ms")
+        self.sim.note(f"{self.node} sleeps {ms} ms")

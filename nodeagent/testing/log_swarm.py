@@ -138,7 +138,7 @@ class LogSwarm:
         log, found = Log.open(self.disk, LOG_DIR, self.plan.settings)
         named = {d.group for d in found.damaged}
         assert self.hurt or named <= self.durable.lost, f"S6: {found.damaged} although nothing was corrupted"
-        self.sim.tell(f"{self.life}: {len(log.segments)} segments, damaged {sorted(named)}")
+        self.sim.note(f"{self.life}: {len(log.segments)} segments, damaged {sorted(named)}")
         if "" in named:
             self.odd["damaged as a whole"] += 1
             self._replace_disk()
@@ -181,7 +181,7 @@ class LogSwarm:
             disk.faults.clear()
             disk.crash(rng)
         except OSError as error:
-            self.sim.tell(f"{end}: {error}")
+            self.sim.note(f"{end}: {error}")
             self._stop()
         else:
             self._stop()

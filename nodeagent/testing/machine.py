@@ -67,7 +67,7 @@ class Machine(Process):
         for call, to, request in effects.calls:
             self._call(call, to, request)
         for event, fields in effects.notes:
-            self.sim.tell(f"{self.node} {event} {fields}")
+            self.sim.note(f"{self.node} {event} {fields}")
             self.sim.seen["note", event] += 1
             assert event != "group_stopped" or self.sim.may_stop, (self.node, fields)
             assert event != "request_failed", fields
@@ -152,7 +152,7 @@ class Machine(Process):
         self._jobs.pop(number, None)
         self.sim.events += 1
         if isinstance(result, Failed):
-            self.sim.tell(f"{self.node} job {kind} failed: {result.what}")
+            self.sim.note(f"{self.node} job {kind} failed: {result.what}")
             self.sim.seen["failed job", kind] += 1
         else:
             self.sim.jobs[kind] += 1

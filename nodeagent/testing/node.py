@@ -73,7 +73,7 @@ class SimNode(Machine):
         assert self.lossy or recovered.damaged or not unexplained, self.host.replicas.damaged
         self.host.operations.hold_points.may_set = True
         self.host.operations.hold_points.set(self.holds)
-        self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.replicas.data)}")
+        self.sim.note(f"{self.node} starts, life {self.life}, groups {sorted(self.host.replicas.data)}")
 
     def _found(self, recovered: Recovered) -> "tuple[dict[str, tuple[_Found, bytes | None]], list[Damage]]":
         out: dict[str, tuple[_Found, bytes | None]] = {}

@@ -111,7 +111,7 @@ class Process(Hardware):
             known = known_identity(self.disk, self.node, layout.GROUPS)
         except Damaged as error:
             self.alive, self.damaged = False, error.what
-            self.sim.tell(f"{self.node} does not start: {error.what}")
+            self.sim.note(f"{self.node} does not start: {error.what}")
             return
         total = self.disk.total_bytes()
         zeros = min(zero_step(total), SEGMENT_BYTES_MAX)
@@ -138,7 +138,7 @@ class Process(Hardware):
         """Kill the process; with `power`, also lose what was not synced."""
         self.alive = False
         self.asleep_until = 0
-        self.sim.tell(f"{self.node} {'loses power' if power else 'is killed'}")
+        self.sim.note(f"{self.node} {'loses power' if power else 'is killed'}")
         for what in self._under_way():
             self.sim.seen["power cut" if power else "kill", what] += 1
         self._jobs.clear()
@@ -181,7 +181,7 @@ class Process(Hardware):
         except OSError as error:
             if not self.sim.may_err:
                 raise
-            self.sim.tell(f"{self.node} ends: {error}")
+            self.sim.note(f"{self.node} ends: {error}")
             self._go_down(power=False)
 
     def _go_down(self, *, power: bool) -> None:

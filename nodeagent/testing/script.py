@@ -20,7 +20,7 @@ from nodeagent.testing.injections import Timed, from_line, to_line
 class PlanChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Changes to the fields of a plan; None leaves a field as drawn."""
 
-    def said(self) -> dict[str, Any]:
+    def changed(self) -> dict[str, Any]:
         """The fields that are changed."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 

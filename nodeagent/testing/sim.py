@@ -117,7 +117,8 @@ class Sim(Generic[M]):
         self._number += 1
         heapq.heappush(self._heap, (self.now + max(0, delay_ms), self._number, action))
 
-    def tell(self, what: str) -> None:
+    def note(self, what: str) -> None:
+        """Add an event to the trace and the log."""
         self.trace = zlib.crc32(f"{self.now} {what}".encode(), self.trace)
         self.log.append(f"{self.now:>8} {what}")
         if len(self.log) > 400:

@@ -97,7 +97,7 @@ class Story:
         yield machine.node, "; ".join(words), f" (applied {machine.host.cluster.meta.applied})"
 
 
-def tell(run: str, seed: int, what: str, name: str, lines: int = LINES) -> tuple[list[str], str]:
+def history(run: str, seed: int, what: str, name: str, lines: int = LINES) -> tuple[list[str], str]:
     """(the changes, why the run failed or ""). `run` as on the command line.
 
     Raises:
@@ -149,7 +149,7 @@ def main(words: Sequence[str]) -> int:
     run, *rest = words
     seed = int(rest.pop(0)) if rest[0].isdecimal() else 0
     what, name, *lines = rest
-    found, failed = tell(run, seed, what, name, *map(int, lines))
+    found, failed = history(run, seed, what, name, *map(int, lines))
     print(*found, sep="\n")
     print(failed or "the run passed")
     return bool(failed)

@@ -55,7 +55,7 @@ class Swarm:
         rng = self.rng = self.sim.rng
         plan = self.drawn()
         if script is not None:
-            plan = replace(plan, **script.plan.said())
+            plan = replace(plan, **script.plan.changed())
             if script.noise:
                 rng.seed(f"noise {script.noise}")
         self.plan = plan

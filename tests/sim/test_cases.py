@@ -586,7 +586,7 @@ def test_groups_that_lost_their_majority_continue_with_the_survivors_data(
     if seed % 2:
         for node in [n for n in scenario.sim.nodes.values() if n.alive]:
             sim.at(rng.randint(0, 60), partial(cut_short, node.node))
-    sim.tell(f"{lost} acknowledged writes are lost")
+    sim.note(f"{lost} acknowledged writes are lost")
     scenario.until(scenario.recovered, "every group is led again")
     writes = scenario.history.writes
     scenario.until(lambda: scenario.history.writes > writes + 50, "writers go on")

@@ -71,7 +71,7 @@ def test_a_corrupted_file_is_repaired(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", spread(PUT_BACK))
 def test_a_directory_restored_from_an_older_copy_is_noticed(seed: int) -> None:
-    """By the node itself, which its peers tell so, also when it starts again; then it is replaced."""
+    """The node learns it from its peers, also after a restart; then it is replaced."""
     after_two(seed, "restore_one")
 
 

@@ -53,7 +53,7 @@ def test_one_world_of_a_seed_can_be_run_alone() -> None:
 
 def test_a_failure_shows_the_replay_command_and_the_last_events() -> None:
     sim: Sim[SimNode] = Sim(7)
-    sim.tell("the last thing")
+    sim.note("the last thing")
     with pytest.raises(AssertionError) as failed, replayable(7, "some.module 7", sim, lambda: "the plan"):
         raise KeyError("why")
     first, *others = str(failed.value).splitlines()

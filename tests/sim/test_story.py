@@ -7,14 +7,14 @@ import pytest
 
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.script import Script
-from nodeagent.testing.story import LINES, Story, main, tell
+from nodeagent.testing.story import LINES, Story, history, main
 from tests.sim.spread import SPREAD
 
 STAGES = ("PLANNED", "SEALED", "OPEN", "FORMAL", "MOVING", "RELEASED", "DONE")
 
 
 def test_the_history_of_a_group_has_every_change_of_leader() -> None:
-    lines, failed = tell("swarm", 2, "group", "g1", 10_000)
+    lines, failed = history("swarm", 2, "group", "g1", 10_000)
     assert not failed
     assert {word for line in lines for word in re.findall("leader|follower|candidate", line)} >= {"leader"}
     assert any("life 2" in line for line in lines) and all(
@@ -65,4 +65,4 @@ def test_the_script_of_a_cluster_has_histories_of_its_slots(capsys: pytest.Captu
 )
 def test_an_unknown_subject_of_a_history_is_refused(run: str, what: str) -> None:
     with pytest.raises(LookupError):
-        tell(run, 1, what, "1")
+        history(run, 1, what, "1")

@@ -63,7 +63,7 @@ class Plant:
     """Node -> where its tmpfs is mounted."""
 
     shim: Path | None = None
-    """The library that makes clocks wrong; None where there is no compiler."""
+    """The library that makes clocks wrong; None if there is no compiler."""
     replaced: int = 0
 
     def members(self) -> list[str]:

@@ -192,7 +192,7 @@ class RaftWorld(RaftGroupState):
         self._turn(member)
 
     def _install(self, node: NodeId) -> None:
-        """As `Replica._on_pulled`."""
+        """Install a snapshot as `Replica._on_pulled` does."""
         member = self._touch(node)
         assert member.offer is not None
         if member.leads:

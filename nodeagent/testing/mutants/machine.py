@@ -1,7 +1,7 @@
-"""Mutants that no person chose: every place of these rooms where one operator, condition, number or call can be
-another or none, and a sample of them by a fixed seed.
+"""Generated bugs: every place of these packages where an operator, condition, number or call can be replaced or
+removed, and a sample of them by a fixed seed.
 
-What cannot matter is left out: notes, docstrings, types, assertions, messages of errors and module constants.
+Places without effect are left out: notes, docstrings, types, assertions, error messages and module constants.
 """
 
 import ast
@@ -16,7 +16,7 @@ from nodeagent.testing.mutants.mutant import Mutant
 ROOMS = ("raft", "log", "host", "data", "meta", "scaling", "storage", "runtime", "client")
 SAMPLE_SEED = 1
 CALLS_LEFT_ALONE = ("note", "_note")
-"""Nothing is decided by what they write."""
+"""Calls whose output decides nothing."""
 
 _COMPARED = {
     ast.Lt: ("<", "<="),
@@ -35,11 +35,11 @@ _JOINED = {ast.And: (" and ", " or "), ast.Or: (" or ", " and ")}
 _OTHER_END = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 Edit = tuple[int, int, str]
-"""From byte to byte of the source, and what stands there instead."""
+"""(first byte, end byte, replacement) in the source."""
 
 
 def sample(count: int, seed: int = SAMPLE_SEED) -> list[Mutant]:
-    """So many of all there are, as evenly from the rooms as they have them; always the same for one source."""
+    """A sample of `count` bugs, taken evenly from the packages; always the same for the same source."""
     rng = random.Random(seed)
     by_room = {room: list(_of_room(room)) for room in ROOMS}
     for found in by_room.values():
@@ -57,7 +57,7 @@ def _of_room(room: str) -> Iterator[Mutant]:
 
 
 def mutants_of(file: str, source: str) -> Iterator[Mutant]:
-    """Every mutant of one file, in the order of its places."""
+    """All generated bugs of one file, in the order of their places."""
     text = source.encode()
     starts = [0, *(m.end() for m in re.finditer(rb"\n", text))]
     for edit in sorted(set(_Places(text, starts).found(ast.parse(source)))):
@@ -68,7 +68,7 @@ def mutants_of(file: str, source: str) -> Iterator[Mutant]:
 
 
 def _with_context(text: bytes, edit: Edit, starts: list[int]) -> tuple[str, str]:
-    """The lines of the edit, and as many before them as make them the only ones."""
+    """The lines of the edit, with as many lines before them as make the text unique."""
     first, last, instead = edit
     line = text.count(b"\n", 0, first)
     end = text.find(b"\n", last)
@@ -81,7 +81,7 @@ def _with_context(text: bytes, edit: Edit, starts: list[int]) -> tuple[str, str]
 
 
 class _Places:
-    """Walks what is executed."""
+    """Visits executed code."""
 
     def __init__(self, text: bytes, starts: list[int]) -> None:
         self._text = text
@@ -95,7 +95,7 @@ class _Places:
 
     def _statement(self, node: ast.AST) -> Iterator[Edit]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            return  # by itself
+            return  # not removed on its own
         if isinstance(node, ast.Assert | ast.Raise | ast.AnnAssign) or _is_talk(node):
             return
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await):
@@ -147,7 +147,7 @@ class _Places:
 
 
 def _is_talk(node: ast.AST) -> bool:
-    """Whether it only says something, to a person."""
+    """Whether the call only writes a message."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
     if isinstance(node, ast.JoinedStr):
