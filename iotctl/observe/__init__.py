@@ -1,5 +1,5 @@
-"""What a cluster says of itself: its status, layout, operations and events; and the way to ask it.
+"""Reads a cluster: its status, layout, operations and events, and the connection to its agents.
 
-Nothing here changes a cluster, prints or asks a person. Results are structs whose fields are the JSON keys
-that others read.
+Nothing here changes a cluster, prints, or prompts the operator. Results are structs whose fields are the
+published JSON keys.
 """

@@ -1,6 +1,6 @@
-"""One archive for whoever is asked for help: what the cluster says of itself, without keys and rows.
+"""The support bundle: an archive of the cluster's status, events and logs, without keys or rows.
 
-Works with any number of nodes down: what could not be had is named in the manifest.
+It can be written with any number of nodes down: its manifest lists what could not be collected.
 """
 
 import gzip
@@ -39,7 +39,7 @@ _URL = re.compile(r"(?<=://)[^/\s@]+@")
 
 
 Encode = Callable[[str, object], bytes]
-"""A kind and a body as the document iotctl prints."""
+"""Encodes a kind and a body as the document that iotctl prints."""
 
 
 class BundleFile(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The archive's own table of contents."""
+    """The archive's table of contents."""
 
     cluster: str
     created_ms: int
@@ -88,7 +88,7 @@ def write_bundle(
     encode: Encode,
     now_ms: int,
 ) -> Bundle:
-    """Collect and write the archive; an existing file is replaced when the new one is whole.
+    """Collect and write the archive. An existing file is replaced once the new one is complete.
 
     Raises:
         InputProblem: `out` cannot be written.
@@ -103,7 +103,9 @@ def write_bundle(
         temporary.write_bytes(packed)
         temporary.replace(out)
     except OSError as error:
-        raise InputProblem(f"cannot write {out}", why=str(error), next="name another --out") from None
+        raise InputProblem(
+            f"the support bundle cannot be written to {out}", why=str(error), next="name another --out"
+        ) from None
     return Bundle(
         str(out), len(packed), [BundleFile(n, len(c)) for n, c in files.items()], unreachable, missing
     )
@@ -115,11 +117,11 @@ def default_name(source: ClusterSource, now_ms: int) -> str:
 
 
 def redact(text: str) -> str:
-    """`cluster.yaml` without what may be a secret: values of keys so named, PEM blocks, users in URLs."""
+    """`cluster.yaml` without possible secrets: values of keys with such names, PEM blocks, users in URLs."""
     text = _URL.sub(f"{REDACTED}@", _PEM.sub(REDACTED, text))
     lines: list[str] = []
     inside: int | None = None
-    """Indentation of a key whose value is on the lines below it."""
+    """Indentation of the redacted key whose value continues on the following lines."""
 
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
@@ -153,7 +155,7 @@ def _collect(
         ]
         files["operations.json"] = encode("operations", Operations(rows))
     else:
-        missing.append(Missing("operations.json", "no agent tells the meta group's state"))
+        missing.append(Missing("operations.json", "no agent returned the meta group's state"))
     try:
         told = events_of(cluster, since_ms=now_ms - EVENTS_SINCE_MS, limit=EVENTS_MAX, now_ms=now_ms)
         files["events.json"] = encode("cluster-events", told)
@@ -168,7 +170,7 @@ def _collect(
 
 
 def _logs(fleet: LocalFleet | None, missing: list[Missing]) -> Iterator[tuple[str, bytes]]:
-    """The end of each local agent's log; elsewhere logs are not ours to read."""
+    """The end of each local agent's log. Logs of other fleets are not collected."""
     if fleet is None:
         missing.append(Missing("nodes/*/agent.log", "logs are collected from local fleets only"))
         return
@@ -204,7 +206,7 @@ def _versions() -> Versions:
 
 
 def _file_name(node: str) -> str:
-    """A node that never said its name is called `host:port`."""
+    """The node's name as a file name; a node that never reported its name is called `host:port`."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", node).lstrip(".") or "_"
 
 

@@ -1,4 +1,4 @@
-"""The cluster as iotctl uses it, and how a connection to it is made."""
+"""The cluster as iotctl uses it, and how iotctl connects to it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ class DeleteReport(Protocol):
 
 
 class Cluster(Protocol):
-    """The part of the blocking client that iotctl needs; tests give a fake.
+    """The part of the blocking client that iotctl needs; tests substitute a fake.
 
     Errors: every call raises `NodeAgentError`.
     """
@@ -112,10 +112,10 @@ def cluster_spec(
     """The picklable address of a cluster.
 
     The certificate comes from `identity`, else from PEM text in IOTCTL_CERT, IOTCTL_KEY and IOTCTL_CA,
-    else the connection is plain (which only a loopback fleet with TLS off accepts).
+    else the connection is plain, which only a loopback fleet with TLS off accepts.
 
     Raises:
-        Unreachable: the identity directory lacks a file, or the environment one of the three.
+        Unreachable: the identity directory lacks a file, or only some of the three variables are set.
     """
     from nodeagent.client.identity import identity_in
     from nodeagent.client.spec import ClusterSpec, Endpoint
@@ -127,7 +127,7 @@ def cluster_spec(
             if not Path(path).is_file():
                 raise Unreachable(
                     "no operator certificate",
-                    why=f"{path} is not there",
+                    why=f"{path} does not exist",
                     next="name the directory that holds ca.pem, node.pem and node.key with --identity",
                 )
         return ClusterSpec(endpoints, files, timeout_s)

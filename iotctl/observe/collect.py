@@ -1,6 +1,6 @@
-"""What the agents of a cluster say: each is asked directly, at the same time, for two seconds.
+"""The statuses of all agents, asked directly and in parallel with a timeout of two seconds.
 
-The meta view is that of the freshest one that answers, without waiting for a leader.
+The meta view comes from the most advanced agent that answers; no leader is needed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,16 +14,16 @@ from nodeagent.model.ids import META
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeStatus
 
 HEARD_MS_MAX = RaftSettings().election_timeout_ms
-"""A voter its leader has not heard for longer cannot be counted on: it may have come back a moment ago and
-not be connected yet. A leader hears each follower several times in this."""
+"""A voter that its leader has not heard for longer does not count: it may just have restarted and not be
+connected yet. A leader hears each follower several times within this period."""
 
 
 SILENT_MAX = 2
-"""Nodes whose silence is waited for when the meta view is asked for."""
+"""How many nodes may time out before the search for a meta view ends."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What was heard. `errors` says why a node did not answer."""
+    """What the agents answered. `errors` says why a node did not answer."""
 
     statuses: dict[str, NodeStatus]
     errors: dict[str, str]
@@ -35,7 +35,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def collect(cluster: Cluster, timeout_s: float = STATUS_TIMEOUT_S) -> Facts:
-    """Ask everyone; never raises for a node that is down and never takes longer than a few timeouts."""
+    """Ask every agent. Never raises for a node that is down and takes a few timeouts at most."""
     answers = cluster.statuses(timeout_s)
     statuses = {n: s for n, s in answers.items() if isinstance(s, NodeStatus)}
     errors = {n: s.what for n, s in answers.items() if isinstance(s, NodeAgentError)}
@@ -63,7 +63,7 @@ def replicas_of(facts: Facts, group: str) -> dict[str, GroupStatus]:
 
 
 def voting(facts: Facts, group: str) -> set[str]:
-    """Nodes whose replica can vote, as one that stopped at an entry does."""
+    """Nodes whose replica can vote; a replica that stopped at an entry still votes."""
     return {n for n, g in replicas_of(facts, group).items() if g.state in ("running", "stopped")}
 
 
@@ -73,7 +73,7 @@ def has_quorum(voters: Iterable[str], serving: set[str]) -> bool:
 
 
 def current_of(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupStatus | None]:
-    """The replica that says it leads, by the highest term (an isolated old leader may say so too)."""
+    """The leading replica with the highest term (an isolated old leader may still report that it leads)."""
     leading = [(g.term, n, g) for n, g in replicas.items() if g.role == "leader"]
     if not leading:
         return None, None
@@ -82,7 +82,7 @@ def current_of(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupSt
 
 
 def is_heard(facts: Facts, leader: str, voter: str) -> bool:
-    """Whether that leader heard that voter, which answers us, lately and since it was started."""
+    """Whether `leader` heard `voter` recently and since `voter` started. Both must have answered us."""
     if voter == leader:
         return True
     ms, own = facts.statuses[leader].heard_ms.get(voter), facts.statuses[voter]

@@ -1,7 +1,7 @@
-"""What happened: the meta group's audit log merged with what every node noted itself.
+"""Events: the meta group's audit log merged with the events that each node recorded.
 
-Every agent is asked directly, in parallel; no leader is needed. The audit is that of the node that is
-furthest. Times are those of each node's own clock.
+Every agent is asked directly, in parallel; no leader is needed. The audit log comes from the node that has
+applied most. Times are those of each node's own clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ ASKED_AT_ONCE = 32
 
 
 class EventRow(msgspec.Struct, frozen=True):
-    """`event` is `audit` for what the meta group decided (then `by` says who asked), else the node's own
-    name of it. `node` and `group` are "" where it concerns none in particular."""
+    """`event` is `audit` for a decision of the meta group (`by` then names who requested it), else the name
+    that the node gave the event. `node` and `group` are "" if the event concerns none in particular."""
 
     time_ms: int
     node: str
@@ -37,7 +37,7 @@ class Silent(msgspec.Struct, frozen=True):
 
 
 class Events(msgspec.Struct, frozen=True):
-    """Newest last. `source` is the node whose audit log this is; `unread` did not answer."""
+    """Newest last. `source` is the node that the audit log comes from; `unread` nodes did not answer."""
 
     as_of_ms: int
     since_ms: int
@@ -57,7 +57,7 @@ def events_of(cluster: Cluster, *, since_ms: int, limit: int, now_ms: int) -> Ev
 
 
 def audit_of(cluster: Cluster) -> list[tuple[int, str, str]]:
-    """The meta group's audit log as (ms, who, what), oldest first; [] when no agent answers."""
+    """The meta group's audit log as (ms, who, what), oldest first; [] if no agent answers."""
     told = [a for a in _ask(cluster, GetEvents(0, EVENTS_REPLY_MAX)).values() if isinstance(a, EventsReply)]
     return list(_furthest(told).audit) if told else []
 
@@ -86,12 +86,16 @@ def _furthest(told: Sequence[EventsReply]) -> EventsReply:
 def merge(
     answers: Mapping[str, EventsReply | NodeAgentError], *, since_ms: int, limit: int, now_ms: int
 ) -> Events:
-    """Pure: one list from all answers."""
+    """Merge all answers into one list. Pure.
+
+    Raises:
+        Unreachable: no agent answered.
+    """
     told = [a for a in answers.values() if isinstance(a, EventsReply)]
     unread = [Silent(n, a.what) for n, a in sorted(answers.items()) if isinstance(a, NodeAgentError)]
     if not told:
         raise Unreachable(
-            "no agent tells what happened",
+            "no agent returned its events",
             why="; ".join(f"{s.node}: {s.why}" for s in unread),
             next="iotctl cluster status",
         )

@@ -1,4 +1,4 @@
-"""What the planner needs to know, asked of the cluster."""
+"""The planner's facts, collected from the cluster or from a saved document."""
 
 import hashlib
 import time
@@ -30,29 +30,29 @@ from nodeagent.partition.table import PartitionTable, TableWire
 
 ASK_AT_ONCE = 8
 FILES_TIMEOUT_S = 60.0
-"""How long the planner waits for a group to make files of what it has in memory."""
+"""How long the planner waits for a group to write its rows in memory to files."""
 
 POLL_S = 0.1
 
 
 def spec_hash(source: ClusterSource) -> str:
-    """A saved plan is refused once `cluster.yaml` says something else (comments count)."""
+    """Identifies the text of `cluster.yaml`, comments included: a saved plan is refused once it changes."""
     return hashlib.sha256(source.text.encode()).hexdigest()[:32]
 
 
 def plan_facts(
     cluster: Cluster, source: ClusterSource, *, rate: int = 0, write_rates: bool = False
 ) -> tuple[ClusterFacts, MetaView]:
-    """Facts for the planner and the meta view they belong to; write rates are asked for on demand only.
+    """Facts for the planner and the meta view they belong to. Write rates are collected only on demand.
 
     Raises:
-        Unreachable: nobody answers, or no member of some group tells its files.
+        Unreachable: no agent answers, or no member of some group lists its files.
     """
     facts = collect(cluster)
     if facts.view is None:
         names = list(source.node_names)
         raise Unreachable(
-            "no agent tells the partition table",
+            "no agent returned the partition table",
             why="; ".join(f"{n}: {e}" for n, e in facts.errors.items()) or "no agent answers",
             next=start_command(source, names),
         )
@@ -81,10 +81,11 @@ def plan_facts(
 
 
 def saved_facts(path: Path, source: ClusterSource, *, rate: int = 0) -> ClusterFacts:
-    """The same from a document of `iotctl cluster slots -o json`: no node is asked, free disk is not known.
+    """The same facts from a document of `iotctl cluster slots -o json`: no node is asked, so free disk space
+    is unknown.
 
     Raises:
-        InputProblem: the file is no such document, or of a cluster without an answer from every group.
+        InputProblem: the file is not such a document, or the document lacks the answer of a group.
     """
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=SlotsView)
@@ -95,15 +96,15 @@ def saved_facts(path: Path, source: ClusterSource, *, rate: int = 0) -> ClusterF
         table = PartitionTable.from_wire(TableWire(saved.table_version, saved.slots, nodes, owned))
     except (OSError, *UNDECODABLE, NodeAgentError) as error:
         raise InputProblem(
-            f"{path} is no saved status",
+            f"{path} is not a saved status",
             why=str(error),
             next=f"iotctl cluster slots -o json > {path.name}",
             where=str(path),
         ) from error
     if saved.unread:
         raise InputProblem(
-            "the saved status does not know every group",
-            why=f"nobody told of {', '.join(saved.unread)}",
+            "the saved status does not cover every group",
+            why=f"no member answered for {', '.join(saved.unread)}",
             next=f"iotctl cluster slots -o json > {path.name}",
             where=str(path),
         )
@@ -125,10 +126,10 @@ def saved_facts(path: Path, source: ClusterSource, *, rate: int = 0) -> ClusterF
 
 
 def slot_bytes(cluster: Cluster, facts: Facts, view: MetaView) -> dict[int, int]:
-    """One replica's file bytes of every slot that has any, from the most advanced member of each group.
+    """File bytes of one replica for each non-empty slot, from the most advanced member of each group.
 
-    Rows in memory are closed into files first: a change does so anyway (a seal implies it), and only
-    files have a size that can be planned with.
+    Rows in memory are first written to files: a change does so anyway (a seal implies it), and the planner
+    can only use the size of files.
     """
     groups = [g for g in view.groups if not g.dissolving]
     total: dict[int, int] = {}
@@ -159,18 +160,18 @@ def _manifest(
             continue
         return reply
     raise Unreachable(
-        f"nobody tells the files of group {group.group}", why=reason, next="iotctl cluster status"
+        f"no member listed the files of group {group.group}", why=reason, next="iotctl cluster status"
     )
 
 
 def _close(cluster: Cluster, facts: Facts, group: GroupRecord) -> int:
-    """The log index at which the group closed its memory; 0 when it has no leader that could."""
+    """The log index at which the group closed its rows in memory; 0 if no leader could close them."""
     for status in facts.statuses.values():
         if any(g.group == group.group and g.role == "leader" for g in status.groups):
             try:
                 reply = cluster.call(status.node, CloseAll(group.group))
             except NodeAgentError:
-                continue  # the plan then goes by the files there are; a change is refused elsewhere
+                continue  # the plan then uses the existing files; a change is refused elsewhere
             assert isinstance(reply, Accepted)
             return reply.index
     return 0

@@ -1,4 +1,4 @@
-"""The ring and the slots as the meta group has them."""
+"""The ring and the slots as recorded in the meta group."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ from nodeagent.partition.table import PartitionTable
 
 
 class RingRow(msgspec.Struct, frozen=True):
-    """`position` is in [0, 2^64); `share` is the node's part of all slots."""
+    """`position` is in [0, 2^64); `share` is the fraction of all slots that the node owns."""
 
     node: str
     position: int
@@ -39,7 +39,7 @@ class RingRow(msgspec.Struct, frozen=True):
 
 
 class RingView(msgspec.Struct, frozen=True):
-    """`crowded`: the groups that stop when a zone does, by cluster.yaml."""
+    """`crowded`: the groups that stop when a whole zone fails, by the zones of cluster.yaml."""
 
     table_version: int
     replicas: int
@@ -49,7 +49,7 @@ class RingView(msgspec.Struct, frozen=True):
 
 
 class SlotRange(msgspec.Struct, frozen=True):
-    """Slots [start, end) of one owner. `moving_from` names the previous group while its copies count."""
+    """Slots [start, end) of one owner. `moving_from` names the losing group while the slots migrate."""
 
     start: int
     end: int
@@ -60,9 +60,9 @@ class SlotRange(msgspec.Struct, frozen=True):
 
 
 class SlotLoad(msgspec.Struct, frozen=True):
-    """What one replica of a non-empty slot holds; `rows` is an upper bound where not `exact`.
+    """What one replica of a non-empty slot holds; `rows` is an upper bound if not `exact`.
 
-    `write_bytes_per_s`: acknowledged, over the last minutes, older ones counting less.
+    `write_bytes_per_s`: rate of acknowledged bytes in the last minutes, the most recent weighted most.
     """
 
     slot: int
@@ -81,7 +81,7 @@ class RingPlace(msgspec.Struct, frozen=True):
 
 
 class SlotsView(msgspec.Struct, frozen=True):
-    """Enough to plan from (`plan … --from-status`): who owns what, on which ring, how much it is."""
+    """Slot owners, ring and sizes: enough to plan from (`plan … --from-status`)."""
 
     table_version: int
     slots: int
@@ -132,16 +132,16 @@ def ring_of(cluster: Cluster, source: ClusterSource) -> RingView:
 
 
 def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
-    """Ranges from the table; loads from one member of each group (a group nobody tells of is `unread`).
+    """Ranges from the table, loads from one member of each group. A group without an answer is `unread`.
 
     Raises:
-        RefusedProblem: no such storage group.
+        RefusedProblem: there is no such storage group.
     """
     view = cluster.meta()
     known = sorted({s.storage_group for s in view.schemas})
     if storage_group is not None and storage_group.lower() not in known:
-        why = f"there are: {', '.join(known) or 'none'}"
-        raise RefusedProblem(f"no storage group {storage_group}", why=why, next="iotctl data schema")
+        why = f"storage groups: {', '.join(known) or 'none'}"
+        raise RefusedProblem(f"there is no storage group {storage_group}", why=why, next="iotctl data schema")
     groups = {g.header: g for g in view.groups if not g.dissolving}
     ranges = [
         SlotRange(start, end, header, *_group_of(groups, header), _moving_from(view, start))
@@ -183,10 +183,10 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
 def slot_write_rates(
     cluster: Cluster, statuses: Mapping[str, NodeStatus], view: MetaView
 ) -> dict[int, float]:
-    """Acknowledged bytes per second of each slot that is written, as the groups' leaders counted.
+    """Acknowledged bytes per second of each written slot, as counted by the leaders of the groups.
 
-    A slot's rate is the sum over all groups: the one it left still remembers what was written there. A
-    group without a leader that answers adds nothing.
+    A slot's rate is the sum over all groups, since a group that lost the slot still counts recent writes. A
+    group whose leader does not answer adds nothing.
     """
     rates: dict[int, float] = {}
     for group in view.groups:
@@ -226,7 +226,7 @@ def _open_moves(view: MetaView) -> list[tuple[int, int, str]]:
 
 
 def _cut(view: MetaView) -> list[tuple[int, int, str]]:
-    """The owners' ranges, cut where moving slots begin and end."""
+    """The owners' ranges, split at the boundaries of the slots that migrate."""
     edges = sorted({e for start, end, _ in _open_moves(view) for e in (start, end)})
     out = []
     for start, end, header in view.owners:
@@ -240,7 +240,7 @@ def _moving_from(view: MetaView, slot: int) -> str:
 
 
 def _list(cluster: Cluster, group: GroupRecord, storage_group: str) -> list[PartitionInfo] | None:
-    """What the first member that answers lists; None when none does."""
+    """The partitions that the first answering member lists; None if no member answers."""
     for member in group.members:
         found: list[PartitionInfo] = []
         request = ListPartitions(group.group, storage_group, read="weak", paged=True)

@@ -1,11 +1,11 @@
-"""What is published of a cluster: rows of nodes and groups, problems, the whole status."""
+"""The published status of a cluster: rows for nodes and groups, and problems."""
 
 import msgspec
 
 from iotctl.observe.operations import OperationRow
 
 DEAD = "dead"
-"""State of a node that was given up and is still on the ring."""
+"""State of a node that was declared permanently lost and is still on the ring."""
 
 
 class MetaRow(msgspec.Struct, frozen=True):
@@ -16,8 +16,8 @@ class MetaRow(msgspec.Struct, frozen=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    """`role` is the node's part in the meta group. `slots` are those of the group it heads. `lag_ms` is
-    how long its best-connected peer has not heard it. None: nobody could tell."""
+    """`role` is the node's role in the meta group. `slots` is how many slots the group it owns has. `lag_ms`
+    is the time since any peer last heard the node. None means unknown."""
 
     id: str
     host: str
@@ -35,11 +35,11 @@ class NodeRow(msgspec.Struct, frozen=True):
     version: str
     error: str
     feature_level: int | None = None
-    """The highest that its release speaks."""
+    """The highest feature level that the node's release supports."""
 
 
 class GroupRow(msgspec.Struct, frozen=True):
-    """`lag` is the largest number of entries a member is behind its leader."""
+    """`lag` is how many entries the slowest member is behind the leader."""
 
     group: str
     header: str
@@ -60,7 +60,7 @@ class GroupRow(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """`severity` is error or warning; `next` is the command that helps."""
+    """`severity` is error or warning; `next` is the command to run."""
 
     severity: str
     code: str
@@ -71,8 +71,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
-    """`quorum`: the meta group and every data group have one. `source`: the node whose meta view this is
-    ("" when none answered, then groups and table version are unknown)."""
+    """`quorum`: the meta group and every data group have a quorum. `source`: the node that returned the meta
+    view, or "" if no node did; groups and table version are then unknown."""
 
     cluster_id: str
     name: str
@@ -89,7 +89,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     problems: list[Problem]
     healthy: bool
     feature_level: int = 0
-    """The cluster's; 0 if no node answered."""
+    """The feature level of the cluster; 0 if no node answered."""
 
     feature_level_possible: int = 0
-    """The highest that every node speaks; the cluster's own while a node does not answer."""
+    """The highest level that every node supports; the cluster's level while a node does not answer."""

@@ -1,4 +1,4 @@
-"""Operations of the cluster as the operator reads them, and waiting for them."""
+"""Operations of the cluster as rows for the operator; looking them up, controlling and awaiting them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from nodeagent.partition import ranges
 
 POLL_S = 0.25
 WAITS = ("waiting_migrate", "waiting_signoff", "waiting_release", "paused")
-"""States that somebody must end."""
+"""States that only a command or a deadline ends."""
 
 
 class StageRow(msgspec.Struct, frozen=True):
@@ -28,8 +28,8 @@ class StageRow(msgspec.Struct, frozen=True):
 
 
 class OperationRow(msgspec.Struct, frozen=True):
-    """`slots_done` counts slots with a verified copy on every new member. `bytes_total` is None until
-    enough has moved to tell; bytes are those that crossed the network."""
+    """`slots_done` counts slots with a verified copy on every new member. `bytes_total` is extrapolated and
+    None until the first slot is done; bytes are those that crossed the network."""
 
     id: str
     kind: str
@@ -51,7 +51,7 @@ class OperationRow(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """For people: `add-node node6`, `rebalance`."""
+        """As shown to operators: `add-node node6`, `rebalance`."""
         return f"{self.kind} {self.node}".rstrip()
 
 
@@ -62,7 +62,7 @@ class Operations(msgspec.Struct, frozen=True):
 def describe_operation(
     operation: Operation, *, now_ms: int, received: Mapping[str, int] | None = None
 ) -> OperationRow:
-    """`received` is each node's count of file bytes pulled for this operation, where it is known."""
+    """`received`: by node, the file bytes pulled for this operation, as far as known."""
     total = operation.moved_slots or ranges.count(ranges.union(*(m.slots for m in operation.moves)))
     done = total if operation.stage in (Stage.RELEASED, Stage.DONE) else ranges.count(copied(operation))
     by_copies = operation.copied_bytes + sum(c.bytes_received for c in operation.copies)
@@ -90,7 +90,8 @@ def describe_operation(
         cancellable=operation.stage in (Stage.PLANNED, Stage.SEALED),
         next=next_command(operation),
         stages=[
-            # Two leaders' clocks tell the two times: a stage may have taken less than they differ.
+            # The two times may come from the clocks of two leaders, which can differ by more than the
+            # stage took.
             StageRow(
                 s.name, s.entered_ms, max(s.left_ms, s.entered_ms) if s.left_ms else None, list(s.evidence)
             )
@@ -100,7 +101,7 @@ def describe_operation(
 
 
 def copied(operation: Operation) -> Ranges:
-    """Slots of which every member of the gaining group has recorded a copy."""
+    """Slots that every member of the gaining group has copied and recorded."""
     done: list[Ranges] = []
     for move in operation.moves:
         slots = move.slots
@@ -112,7 +113,7 @@ def copied(operation: Operation) -> Ranges:
 
 
 def blocked_on(operation: Operation) -> str:
-    """What the stage still waits for; "" when nothing or the operation has ended."""
+    """What the stage still waits for; "" if it waits for nothing or the operation has ended."""
     match operation.stage:
         case Stage.PLANNED:
             if not operation.meta_ready:
@@ -164,7 +165,7 @@ def _blocked_moving(operation: Operation) -> str:
 
 
 def next_command(operation: Operation) -> str:
-    """The command that ends a wait or shows the rest; "" once the operation has ended."""
+    """The command that ends a wait or follows the operation; "" once the operation has ended."""
     match operation.state():
         case "waiting_migrate" if operation.options.verify:
             return f"iotctl migrate --verify --op {operation.id}"
@@ -183,16 +184,16 @@ def next_command(operation: Operation) -> str:
 
 
 def cancel_cost(operation: Operation, received: Mapping[str, int]) -> str:
-    """What a cancel undoes, in one sentence; `received` as in `describe_operation`."""
+    """What cancelling undoes, in one sentence; `received` as in `describe_operation`."""
     done = max(sum(c.bytes_received for c in operation.copies), sum(received.values()))
     slots = ranges.count(ranges.union(*(m.slots for m in operation.moves)))
     groups = ", ".join(operation.losing)
     undone = f"{slots} slots stay with" if operation.stage is Stage.PLANNED else f"{slots} slots reopen in"
-    return f"{undone} {groups or 'their groups'}; {bytes_text(done)} copied so far are thrown away"
+    return f"{undone} {groups or 'their groups'}; {bytes_text(done)} copied so far are discarded"
 
 
 def received_bytes(statuses: Mapping[str, NodeStatus | NodeAgentError], operation: str) -> dict[str, int]:
-    """Per node, from the statuses that answered."""
+    """Bytes received for the operation by each node that answered."""
     return {
         node: status.received_bytes.get(operation, 0)
         for node, status in statuses.items()
@@ -201,7 +202,7 @@ def received_bytes(statuses: Mapping[str, NodeStatus | NodeAgentError], operatio
 
 
 def removed_by(meta: MetaView, node: str) -> Operation | None:
-    """The operation by which this node left, if that is the last there was about it."""
+    """The operation that removed this node, if no later operation concerns the node."""
     own = [o for o in meta.operations if node in (o.joining, o.leaving)]
     return own[-1] if own and own[-1].leaving == node and own[-1].stage is Stage.DONE else None
 
@@ -214,14 +215,14 @@ def pick(view: MetaView, wanted: str | None) -> Operation:
     """The named operation, or the only open one.
 
     Raises:
-        RefusedProblem: no such operation, or none is open.
+        RefusedProblem: there is no such operation, or none is open.
         UsageProblem: several are open and none is named.
     """
     if wanted:
         for operation in view.operations:
             if operation.id == wanted:
                 return operation
-        raise RefusedProblem(f"no operation {wanted}", next="iotctl ops list")
+        raise RefusedProblem(f"there is no operation {wanted}", next="iotctl ops list")
     candidates = open_operations(view)
     if not candidates:
         raise RefusedProblem("no operation is open", next="iotctl ops list")
@@ -232,7 +233,7 @@ def pick(view: MetaView, wanted: str | None) -> Operation:
 
 
 def whole(cluster: Cluster, operation: Operation) -> Operation:
-    """The record with its moves, members, copies and all of its evidence."""
+    """The full record: with moves, members, copies and all progress reports."""
     if not operation.is_short:
         return operation
     reply = cluster.call_meta(GetOperation(operation.id))
@@ -241,7 +242,7 @@ def whole(cluster: Cluster, operation: Operation) -> Operation:
 
 
 def steer(cluster: Cluster, operation: str, verb: str, by: str, *, rate: int = -1) -> Operation:
-    """Send one verb (go, release, pause, cancel, set, …) to the meta group; the operation after it."""
+    """Send one verb (go, release, pause, cancel, set, …) to the meta group; returns the updated operation."""
     return cluster.steer(Steer(operation=operation, verb=verb, by=by, rate_bytes_per_s=rate))
 
 
@@ -249,7 +250,8 @@ OnOperation = Callable[[Operation], None]
 
 
 def _looked_up(cluster: Cluster, operation: str) -> Operation:
-    """As `pick`. Whoever answers first may lag behind and not know of it: only the leader can deny it."""
+    """As `pick`. The first node that answers may lag and not know the operation yet, so only the leader's
+    answer can refuse it."""
     try:
         return pick(cluster.meta(), operation)
     except RefusedProblem:
@@ -268,10 +270,10 @@ def wait_operation(
 ) -> Operation:
     """Poll until the operation's state is one of `until`.
 
-    A cluster that does not answer for a while is polled on: the operation lives there, not here.
+    Polling continues while the cluster does not answer: the operation runs in the cluster, not here.
 
     Raises:
-        Partly: the time ended first; the operation goes on.
+        Partly: the timeout expired first; the operation continues.
     """
     deadline = None if timeout_s is None else clock() + timeout_s
     reason = ""
@@ -286,7 +288,7 @@ def wait_operation(
             reason = error.what
         if deadline is not None and clock() >= deadline:
             raise Partly(
-                f"operation {operation} is not over yet",
+                f"operation {operation} has not ended yet",
                 why=f"waiting for {reason}" if reason else "",
                 next=f"iotctl cluster wait --for op={operation}",
             )

@@ -1,4 +1,4 @@
-"""Problems of a cluster, each with the command that helps. Pure."""
+"""Problems of a cluster, each with the command to run next. Pure."""
 
 from collections.abc import Iterable
 
@@ -12,29 +12,29 @@ from nodeagent.model.limits import DISK_LOW_BYTES
 from nodeagent.model.requests import MetaView, NodeStatus
 
 ROOM_LESS = ("low", "full")
-"""`NodeStatus.room` of a node that takes no rows."""
+"""`NodeStatus.room` of a node that accepts no rows."""
 
 LOG_PINNED_BYTES = 16 * 1024 * 1024
-"""So much log of one group, kept for a follower, is told."""
+"""A group whose log retains this much for a follower is reported."""
 
 DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
 
 SERVING_MS_MAX = 5_000
-"""A node that was started longer ago should take part. One that starts again does so within a second."""
+"""A node that started longer ago should take part. A restarted node does so within a second."""
 
 STARTING = ("forming", "joining")
 
 NOT_SERVING = (*STARTING, "refused", "damaged")
-"""States in which a node takes no part, as it says itself."""
+"""States in which a node reports that it takes no part."""
 
 WAIT_HEALTHY = "iotctl cluster wait --for healthy"
 FINALIZE = "iotctl cluster finalize-upgrade"
 
 
 def without_dead(view: MetaView | None, node: str) -> str:
-    """The command that ends the membership of a node that was given up: with no node to spare another has to
-    take its place."""
+    """The command that ends the membership of a node declared permanently lost. If the cluster has no node to
+    spare, a new node must take its place."""
     if view is not None and len(view.ring) <= view.settings.replicas:
         return f"iotctl cluster replace-node {node} NEW --dead"
     return f"iotctl cluster remove-node {node} --dead"
@@ -51,7 +51,7 @@ def node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -
             message = f"{node.id} does not answer{detail}"
             helps = start
             if node.state == DEAD:
-                message = f"{node.id} was given up and is still in the cluster"
+                message = f"{node.id} was declared lost and is still in the cluster"
                 helps = without_dead(facts.view, node.id)
             found.append(Problem("error", "node_unreachable", node.id, "", message, helps))
             continue
@@ -62,16 +62,16 @@ def node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -
         found += _release_problem(node, facts)
         found += _not_serving(node, facts, start)
         if node.state == "draining":
-            message = f"{node.id} is draining: it is kept from leading groups"
+            message = f"{node.id} is draining: it does not lead groups"
             undrain = f"iotctl cluster undrain {node.id}"
             found.append(Problem("warning", "draining", node.id, "", message, undrain))
         if node.cert_expires_ms and node.cert_expires_ms - now_ms < CERT_WARN_MS:
             days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
-            message = f"the certificate of {node.id} ends in {days} days"
+            message = f"the certificate of {node.id} expires in {days} days"
             found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
         own = facts.statuses[node.id]
         if own.room in ROOM_LESS:
-            message = f"{node.id} takes no rows: {_megabytes(own.disk_free_bytes)} of disk left"
+            message = f"{node.id} accepts no rows: {_megabytes(own.disk_free_bytes)} of disk left"
             found.append(Problem("error", "disk_full", node.id, "", message, "iotctl plan add-node NODE"))
         elif node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_LOW_BYTES:
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
@@ -82,18 +82,18 @@ def node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -
 
 
 def _release_problem(node: NodeRow, facts: Facts) -> list[Problem]:
-    """A node that the others do not hear, as its release does not speak the cluster's feature level."""
+    """A node that the others ignore because its release does not support the cluster's feature level."""
     status = facts.statuses[node.id]
     level = facts.view.level if facts.view else 0
     why = refusal(node.id, Levels(status.oldest_level, status.newest_level), level)
     if not why or node.state == "not_joined":
         return []
     helps = f"iotctl cluster upgrade {node.id}" if status.newest_level < level else FINALIZE
-    return [Problem("error", "release", node.id, "", f"{why}: the others do not hear it", helps)]
+    return [Problem("error", "release", node.id, "", f"{why}: the other nodes ignore it", helps)]
 
 
 def _clock_problems(facts: Facts) -> list[Problem]:
-    """Clocks that the leaders of their groups found wrong, each once."""
+    """Clocks that the leaders of their groups report as wrong, each listed once."""
     ahead: dict[str, int] = {}
     for status in facts.statuses.values():
         ahead |= status.clock_skew_ms
@@ -108,7 +108,7 @@ def _clock_problems(facts: Facts) -> list[Problem]:
 
 
 def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
-    """A node that answers and takes no part in the cluster."""
+    """A node that answers but takes no part in the cluster."""
     status = facts.statuses[node.id]
     if status.state not in NOT_SERVING:
         return []
@@ -116,9 +116,9 @@ def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
         return []  # it waits to be added
     why = f": {status.why}" if status.why else ""
     if status.state in STARTING and status.now_ms - status.started_ms <= SERVING_MS_MAX:
-        message = f"{node.id} was started a moment ago and takes no part in the cluster yet{why}"
+        message = f"{node.id} has just started and takes no part in the cluster yet{why}"
         return [Problem("error", "node_starting", node.id, "", message, WAIT_HEALTHY)]
-    message = f"{node.id} takes no part in the cluster, its state is {status.state}{why}"
+    message = f"{node.id} takes no part in the cluster; its state is {status.state}{why}"
     helps = f"iotctl cluster logs {node.id}"
     if status.state == "damaged":
         helps = f"iotctl cluster replace-node {node.id} NEW"
@@ -130,25 +130,25 @@ def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
 
 
 def _log_problem(status: NodeStatus) -> list[Problem]:
-    """The group that pins most of the node's log for another node, when that is much."""
+    """The group whose log retains most for another node, if that is at least `LOG_PINNED_BYTES`."""
     pinned = [(g, g.log_pin) for g in status.groups if g.log_pin is not None and g.log_pin.node]
     most, pin = max(pinned, key=lambda held: held[0].log_bytes, default=(None, None))
     if most is None or pin is None or most.log_bytes < LOG_PINNED_BYTES:
         return []
     kept = _megabytes(most.log_bytes)
-    message = f"{status.node} keeps {kept} of log of {most.group} for {pin}"
+    message = f"{status.node} retains {kept} of the log of {most.group} for {pin}"
     look = f"iotctl cluster logs {pin.node}"
     return [Problem("warning", "log_held", status.node, most.group, message, look)]
 
 
 def _unremoved(status: NodeStatus) -> list[Problem]:
-    """Directories that should be gone and take room; a disk that refuses that may refuse more."""
+    """Directories that the node cannot delete. They take up space, and the disk may fail in other ways."""
     if not status.unremoved:
         return []
     place, why = min(status.unremoved.items())
     more = len(status.unremoved) - 1
     others = f" and {more} more director{'y' if more == 1 else 'ies'}" if more else ""
-    message = f"{status.node} cannot remove data/{place}{others}, and tries again: {why}"
+    message = f"{status.node} cannot remove data/{place}{others} and retries: {why}"
     return [Problem("warning", "not_removed", status.node, "", message, f"iotctl cluster logs {status.node}")]
 
 
@@ -157,7 +157,8 @@ def _megabytes(nbytes: int) -> str:
 
 
 def _removal(node: str, facts: Facts) -> Problem | None:
-    """A listed node that has left: whoever removed it did not wait, so its file and agent are as before."""
+    """A node in cluster.yaml that has left the cluster: the remove command did not wait for the operation,
+    so the entry and the agent are still there."""
     operation = removed_by(facts.view, node) if facts.view else None
     if operation is None:
         return None
@@ -171,13 +172,13 @@ def group_problems(
     found = []
     if meta_lost:
         absent = [v for v in meta.voters if v in down] or down
-        message = f"the meta group has no quorum: down are {', '.join(absent) or 'all its voters'}"
+        message = f"the meta group has no quorum; nodes down: {', '.join(absent) or 'all its voters'}"
         found.append(Problem("error", "quorum_lost", "", META, message, start))
     elif meta.leader is None:
-        message = "the meta group has a quorum and no leader yet"
+        message = "the meta group has a quorum but no leader yet"
         found.append(Problem("error", "no_leader", "", META, message, WAIT_HEALTHY))
     elif facts.view is None:
-        message = "no node tells what belongs to the cluster: it is not formed yet"
+        message = "no node returned the cluster's members: the cluster is not formed yet"
         found.append(Problem("error", "not_formed", "", META, message, WAIT_HEALTHY))
     lost = [m for g in groups if not g.quorum for m in g.members if m in down]
     recover = f"iotctl cluster recover {' '.join(dict.fromkeys(lost))}"
@@ -187,10 +188,10 @@ def group_problems(
             message = (
                 f"group {group.group} ({', '.join(group.members)}) has no quorum: start {', '.join(absent)}"
             )
-            helps = f"{start}; gone for ever: {recover}" if lost and not meta_lost else start
+            helps = f"{start}; if permanently lost: {recover}" if lost and not meta_lost else start
             found.append(Problem("error", "quorum_lost", "", group.group, message, helps))
         elif group.leader is None:
-            message = f"group {group.group} has a quorum and no leader yet"
+            message = f"group {group.group} has a quorum but no leader yet"
             found.append(Problem("error", "no_leader", "", group.group, message, WAIT_HEALTHY))
     found += _missing(facts, groups)
     found += _unheard(facts, [META, *(g.group for g in groups)])
@@ -205,7 +206,7 @@ def group_problems(
 
 
 def _missing(facts: Facts, groups: Iterable[GroupRow]) -> list[Problem]:
-    """Members that take part in the cluster and have no replica of their group; once for each node."""
+    """Members that take part in the cluster but have no replica of their group; one problem per node."""
     found: dict[str, Problem] = {}
     for group in groups:
         if group.dissolving:
@@ -221,8 +222,8 @@ def _missing(facts: Facts, groups: Iterable[GroupRow]) -> list[Problem]:
 
 
 def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
-    """Voters that run and that their leader does not hear; once for each leader, with the first of their
-    groups."""
+    """Voters that run but that their leader does not hear; one problem per leader and voter, for the first
+    of their groups."""
     found: dict[tuple[str, str], Problem] = {}
     for group in groups:
         replicas = replicas_of(facts, group)
@@ -232,7 +233,7 @@ def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
         for voter in current.voters:
             runs = voter in replicas and replicas[voter].state == "running"
             if runs and not is_heard(facts, leader, voter):
-                message = f"{leader}, which leads {group}, did not hear {voter} lately"
+                message = f"{leader}, which leads {group}, has not heard {voter} recently"
                 problem = Problem("error", "unheard", voter, group, message, WAIT_HEALTHY)
                 found.setdefault((leader, voter), problem)
     return list(found.values())

@@ -1,7 +1,7 @@
-"""The state of a cluster from what its agents say, also when most of them are dead.
+"""The state of a cluster from the answers of its agents, even if most of them are down.
 
-Every agent is asked directly (2 s, in parallel); the meta view is taken from the freshest one that
-answers, without waiting for a leader. What nobody can tell stays None: nothing is guessed as healthy.
+Every agent is asked directly (2 s, in parallel); the meta view comes from the most advanced agent that
+answers, without waiting for a leader. Unknown values stay None: nothing is assumed healthy.
 """
 
 import time
@@ -17,17 +17,17 @@ from nodeagent.model.ids import META
 from nodeagent.model.requests import GroupStatus, NodeRecord, NodeStatus
 
 ELECTION_LOOKS_S = (1.0, 1.0, 1.5)
-"""Pauses between looks at a group without a leader: together more than an election timeout."""
+"""Pauses between the attempts to see a leader: together longer than an election timeout."""
 
 PASSING = ("no_leader", "not_formed", "unheard", "node_starting", "replica_missing")
-"""Problems that a new cluster, node, group or leader has for a moment."""
+"""Problems that a new cluster, node, group or leader has only briefly."""
 
 
 def cluster_status(
     cluster: Cluster, source: ClusterSource, *, now_ms: int, sleep: Callable[[float], None] = time.sleep
 ) -> ClusterStatus:
-    """What all agents say. A group without a leader is looked at again while it may still be electing its
-    first: a change makes new groups. So is one whose leader may be about to hear its followers."""
+    """The status from the answers of all agents, taken repeatedly while a problem may pass by itself: a new
+    group may still be electing its leader, or a new leader may not have heard its followers yet."""
     for pause_s in (*ELECTION_LOOKS_S, None):
         found = build_status(collect(cluster), source, now_ms=now_ms)
         if pause_s is None or not found.quorum or not any(p.code in PASSING for p in found.problems):
@@ -37,13 +37,13 @@ def cluster_status(
 
 
 def quorum_problem(cluster: Cluster, source: ClusterSource) -> Problem | None:
-    """The first group whose majority is gone, the meta group before others; None when there is none."""
+    """The problem of the first group without a majority, the meta group first; None if all have one."""
     problems = cluster_status(cluster, source, now_ms=0).problems
     return next((p for p in problems if p.code == "quorum_lost"), None)
 
 
 def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> ClusterStatus:
-    """Pure: from what was heard to the published document."""
+    """Build the published document from the agents' answers. Pure."""
     view = facts.view
     groups = _group_rows(facts)
     meta = _meta_row(facts)
@@ -151,7 +151,7 @@ def _node_rows(facts: Facts, source: ClusterSource) -> list[NodeRow]:
 
 
 def _records(facts: Facts, source: ClusterSource) -> dict[str, NodeRecord]:
-    """Nodes in ring order, then those only `cluster.yaml` names (state `unknown` or `not_joined`)."""
+    """Nodes in ring order, then those listed only in `cluster.yaml` (state `unknown` or `not_joined`)."""
     found: dict[str, NodeRecord] = {}
     if facts.view is not None:
         found = {n.node: n for n in facts.view.nodes if n.state != "retired"}
@@ -193,7 +193,7 @@ def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
 
 
 def _state_of(record: NodeRecord, status: NodeStatus | None) -> str:
-    """What the cluster says of the node; of one it calls active, what the node says itself."""
+    """The node's state in the cluster's records; for an active node, the state that the node reports."""
     if record.state != "active":
         return record.state
     if record.draining:

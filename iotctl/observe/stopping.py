@@ -1,7 +1,7 @@
-"""Which nodes may stop at the same time, from what the nodes themselves say.
+"""Which nodes may stop at the same time, from the statuses of the nodes.
 
-A group goes on as long as more than half of its voters live and hold what is committed; one that has to
-catch up first cannot stand in for a node that stops.
+A group keeps serving while more than half of its voters are up and hold all committed entries. A voter that
+must catch up first cannot replace a node that stops.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -18,14 +18,14 @@ LAG_ENTRIES_MAX = 1_000
 """A voter that is further behind its leader has not caught up. Under load no follower is ever at 0."""
 
 EXACT_NODES_MAX = 16
-"""Up to so many named nodes the largest subset is found by trying all; beyond, by adding one at a time."""
+"""Up to this many nodes, the largest subset is found by exhaustive search; beyond, greedily."""
 
 _MayAdd = Callable[[str, Collection[str]], bool]
 
 
 class GroupAtRisk(msgspec.Struct, frozen=True):
-    """A group that would lose its quorum. `left` voters are live and caught up after the stop; `needed` are
-    necessary. `why` names the voters that do not count already."""
+    """A group that would lose its quorum. `left`: the voters that are live and caught up after the stop;
+    `needed`: how many must be. `why` names the voters that do not count even now."""
 
     group: str
     voters: list[str]
@@ -36,7 +36,7 @@ class GroupAtRisk(msgspec.Struct, frozen=True):
 
 
 class OkToStop(msgspec.Struct, frozen=True):
-    """`may_stop` is a largest subset of `nodes` that may stop at the same time."""
+    """`may_stop` is a largest subset of `nodes` that may stop simultaneously."""
 
     as_of_ms: int
     nodes: list[str]
@@ -66,16 +66,16 @@ def ok_to_stop(cluster: Cluster, nodes: Sequence[str], *, now_ms: int) -> OkToSt
     """Ask every agent, then decide.
 
     Raises:
-        Unreachable: no agent tells which groups there are.
-        RefusedProblem: a node the cluster does not know.
+        Unreachable: no agent returned the list of groups.
+        RefusedProblem: the cluster does not have one of `nodes`.
     """
     return decide(collect(cluster), nodes, now_ms=now_ms)
 
 
 def decide(facts: Facts, nodes: Sequence[str], *, now_ms: int) -> OkToStop:
-    """Pure: see the module."""
+    """Decide from the collected facts (see the module docstring). Pure."""
     if facts.view is None:
-        raise Unreachable("no agent tells which groups there are", next="iotctl cluster status")
+        raise Unreachable("no agent returned the list of groups", next="iotctl cluster status")
     wanted = list(dict.fromkeys(nodes))
     known = {n.node for n in facts.view.nodes}
     for node in wanted:
@@ -101,7 +101,7 @@ def decide(facts: Facts, nodes: Sequence[str], *, now_ms: int) -> OkToStop:
 
 
 def _group(facts: Facts, name: str, listed: Sequence[str]) -> _Group:
-    """As its leader has it; without a leader nobody counts as caught up."""
+    """The group as its leader sees it; without a leader, no voter counts as caught up."""
     replicas = replicas_of(facts, name)
     leader, current = current_of(replicas)
     voters = tuple(current.voters) if current is not None and current.voters else tuple(listed)
@@ -116,7 +116,7 @@ def _group(facts: Facts, name: str, listed: Sequence[str]) -> _Group:
 def _unfit(
     facts: Facts, voter: str, replica: GroupStatus | None, leader: str | None, current: GroupStatus | None
 ) -> str:
-    """Why `voter` does not count; "" when it does."""
+    """Why `voter` does not count; "" if it counts."""
     if replica is None:
         return "does not answer"
     if replica.state != "running":
@@ -124,13 +124,13 @@ def _unfit(
     if leader is None or current is None:
         return "has no leader"
     if not is_heard(facts, leader, voter):
-        return f"was not heard by {leader} lately"
+        return f"was not heard by {leader} recently"
     lag = 0 if voter == leader else current.lag.get(voter, 0)
     return f"is {lag} entries behind" if lag > LAG_ENTRIES_MAX else ""
 
 
 def largest(groups: Iterable[_Group], nodes: Sequence[str]) -> list[str]:
-    """A largest subset of `nodes` after whose stop each group that has a quorum now keeps it."""
+    """A largest subset of `nodes` that can stop without a group losing the quorum it has now."""
     alive = [g for g in groups if g.keeps_quorum(())]
     touched = {n: [g for g in alive if n in g.fit] for n in nodes}
 
@@ -147,7 +147,7 @@ def largest(groups: Iterable[_Group], nodes: Sequence[str]) -> list[str]:
 
 
 def _search(rest: list[str], chosen: list[str], best: list[str], may_add: _MayAdd) -> list[str]:
-    """Branch on each node, taking it first; a branch that cannot beat `best` is left."""
+    """Branch on each node, first with it, then without; prune a branch that cannot beat `best`."""
     if len(chosen) + len(rest) <= len(best):
         return best
     if not rest:

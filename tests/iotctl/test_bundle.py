@@ -31,7 +31,7 @@ def spec(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_everything_that_answers_is_in_it(spec: Path) -> None:
+def test_a_bundle_has_the_answers_of_all_live_nodes(spec: Path) -> None:
     """Two nodes are dead: exit 0, they are named, everybody else's status is there."""
     cluster = FakeCluster(down={"node2", "node4"}, operations=[make_operation("op-9", stage=Stage.DONE)])
     done = iotctl(spec, "support", "bundle", "--out", "b.tar.gz", "-o", "json", cluster=cluster)
@@ -52,7 +52,7 @@ def test_everything_that_answers_is_in_it(spec: Path) -> None:
     assert found["cluster.yaml"].decode() == SPEC
 
 
-def test_a_dark_cluster_still_gives_a_bundle(spec: Path) -> None:
+def test_a_bundle_is_written_although_no_node_answers(spec: Path) -> None:
     """Nobody answers: exit 0, and what could not be had is said with its reason."""
     cluster = FakeCluster(down={f"node{i}" for i in range(1, 6)})
     done = iotctl(spec, "support", "bundle", cluster=cluster)
@@ -101,7 +101,7 @@ def test_logs_of_a_local_fleet_and_never_its_keys(tmp_path: Path) -> None:
         "pem: |\n  -----BEGIN PRIVATE KEY-----\n  hunter2\n  -----END PRIVATE KEY-----",
     ],
 )
-def test_what_may_be_secret_is_taken_out(text: str) -> None:
+def test_possible_secrets_are_redacted(text: str) -> None:
     """And what stands around it stays."""
     whole = f"cluster: {{name: plant}}\n{text}\nnodes: [a]\n"
     clean = redact(whole)
@@ -109,6 +109,6 @@ def test_what_may_be_secret_is_taken_out(text: str) -> None:
     assert clean.startswith("cluster: {name: plant}\n") and clean.endswith("nodes: [a]\n")
 
 
-def test_a_place_that_cannot_be_written_is_an_input_error(spec: Path) -> None:
+def test_an_unwritable_path_is_an_input_error(spec: Path) -> None:
     done = iotctl(spec, "support", "bundle", "--out", "no/such/b.tar.gz", cluster=FakeCluster())
     assert done.code == Exit.INPUT and "no/such" in done.err

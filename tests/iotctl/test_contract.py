@@ -348,7 +348,7 @@ def test_a_lost_quorum_is_reported_as_the_cause(spec: Path) -> None:
     done = iotctl(spec, "data", "count", "-o", "json", cluster=Mute(down={"node1", "node2", "node3"}))
     failure = document(done.out)["error"]
     assert (done.code, failure["code"]) == (Exit.UNREACHABLE, Exit.UNREACHABLE)
-    assert failure["what"] == "the meta group has no quorum: down are node1, node2, node3"
+    assert failure["what"] == "the meta group has no quorum; nodes down: node1, node2, node3"
     assert failure["why"] == "none of 5 nodes answered within 2.5 s"
     assert failure["next"].startswith("iotctl cluster start node1 node2 node3")
     done = iotctl(spec, "data", "count", cluster=Mute())

@@ -69,7 +69,7 @@ def test_dead_nodes_are_named_and_other_events_are_shown(spec: Path) -> None:
     assert iotctl(spec, "cluster", "events", cluster=nobody).code == Exit.UNREACHABLE
 
 
-def test_the_audit_is_that_of_the_node_that_is_furthest(spec: Path) -> None:
+def test_the_audit_log_comes_from_the_most_advanced_node(spec: Path) -> None:
     """A node that was away has an old one."""
     told = json.loads(
         iotctl(spec, "cluster", "events", "-o", "json", cluster=cluster(applied={"node3": 60})).out

@@ -40,7 +40,7 @@ def test_a_whole_cluster_is_healthy(spec: Path) -> None:
     assert first["bytes"] == 12_000
 
 
-def test_a_clock_that_is_wrong_is_a_problem_with_its_amount(spec: Path) -> None:
+def test_a_wrong_clock_is_a_problem_with_its_offset(spec: Path) -> None:
     """Also when several leaders found it; healthy is not the word while nothing is deleted by its age."""
 
     class Skewed(FakeCluster):
@@ -66,7 +66,7 @@ def test_a_directory_that_cannot_be_removed_is_a_problem(spec: Path) -> None:
     found = cluster_status(Refusing(), load_cluster(spec / "cluster.yaml"), now_ms=NOW_MS)
     (problem,) = found.problems
     assert (problem.severity, problem.code, problem.node) == ("warning", "not_removed", "node2")
-    assert "data/groups/x.1 and 1 more directory," in problem.message and "busy" in problem.message
+    assert "data/groups/x.1 and 1 more directory " in problem.message and "busy" in problem.message
 
 
 def test_a_node_without_room_and_a_pinned_log_are_problems(spec: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_node_without_room_and_a_pinned_log_are_problems(spec: Path) -> None:
         ("warning", "log_held", "node2"),
     ]
     full, pinned = found.problems
-    assert "70 MB" in full.message and "takes no rows" in full.message
+    assert "70 MB" in full.message and "accepts no rows" in full.message
     assert "40 MB" in pinned.message and "follower node4" in pinned.message
     assert pinned.next == "iotctl cluster logs node4"
 
@@ -198,7 +198,7 @@ def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(
     assert {p.code for p in sick.problems} == {"replica_sick"}, "and one that is damaged, damaged"
 
 
-def test_a_local_fleet_is_started_by_local_up(tmp_path: Path) -> None:
+def test_the_next_command_of_a_local_fleet_is_local_up(tmp_path: Path) -> None:
     """The next command fits how the fleet is run."""
     text = SPEC.replace("nodes:\n", "defaults: {transport: local}\nnodes:\n", 1)
     (tmp_path / "cluster.yaml").write_text(text)
@@ -229,7 +229,7 @@ def test_progress_counts_slots_that_every_member_has(spec: Path) -> None:
     assert operation["blocked_on"] == "copies on node1, node2, node6"
 
 
-def test_a_cluster_whose_leader_wrote_nothing_yet_is_not_healthy(spec: Path) -> None:
+def test_a_cluster_that_is_not_formed_is_not_healthy(spec: Path) -> None:
     """There is a leader before there is a cluster: nothing could be read or written then."""
 
     class Unformed(FakeCluster):
@@ -243,7 +243,7 @@ def test_a_cluster_whose_leader_wrote_nothing_yet_is_not_healthy(spec: Path) -> 
     assert [(p.severity, p.code) for p in found.problems] == [("error", "not_formed")]
 
 
-def test_the_state_is_that_of_the_first_node_that_can_tell_it(spec: Path) -> None:
+def test_the_state_comes_from_the_first_node_that_returns_it(spec: Path) -> None:
     """Nodes that refuse at once, however fresh they are, do not make a formed cluster an unformed one."""
 
     class Refusing(FakeCluster):

@@ -99,7 +99,7 @@ def test_the_largest_subset_is_found_and_not_the_first(spec: Path) -> None:
     assert set(found["may_stop"]) == {"node1", "node4", "node7"}
 
 
-def test_a_node_that_is_down_already_counts_against_its_groups(spec: Path) -> None:
+def test_a_node_that_is_down_counts_against_its_groups(spec: Path) -> None:
     """node3 is dead: node1's group has no spare; node3 itself may always be stopped."""
     cluster = FakeCluster(down={"node3"})
     code, found = asked(spec, cluster, "node1")
