@@ -1,1 +1,1 @@
-"""Rows in and out of a cluster, and the tables that they are in."""
+"""Imports, exports, selections and single rows, and the tables that hold them."""

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files block by block: every value cast without loss or known by its row."""
+"""Reads Parquet and Arrow files block by block: a value is cast without loss, or its row is reported."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ from nodeagent.table.arrow import ARROW_TYPES
 
 BLOCK_ROWS = 200_000
 NO_NUMBERS = ("BOOLEAN", "TIMESTAMP", "DATE")
-"""Arrow would make them of any number."""
+"""Types to which Arrow would cast any number."""
 
 
 class BinaryFile:
-    """`names` and `kinds` (Arrow types) of its columns, and how many `rows` it has.
+    """`names` and `kinds` (Arrow types) of the file's columns, and its number of `rows`.
 
     Raises:
-        InputProblem: it cannot be read.
+        InputProblem: the file cannot be read.
     """
 
     def __init__(self, path: Path, *, parquet: bool) -> None:
@@ -36,7 +36,7 @@ class BinaryFile:
         self.kinds: Mapping[str, pa.DataType] = dict(zip(schema.names, schema.types, strict=True))
 
     def blocks(self, types: Mapping[str, str], time: str, rule: TimeRule) -> Iterator[Block]:
-        """The rows with `time` and the columns of `types`, by rows of the file from 1.
+        """The rows with `time` and the columns of `types`; `lines` are row numbers of the file from 1.
 
         Raises:
             InputProblem: a part of the file cannot be read, or the time column holds no times.
@@ -64,15 +64,15 @@ class BinaryFile:
             try:
                 is_number = pa.types.is_integer(plain.type) or pa.types.is_floating(plain.type)
                 if is_number and kind in NO_NUMBERS:
-                    raise pa.ArrowNotImplementedError("what the numbers count is not known")
+                    raise pa.ArrowNotImplementedError("the unit of the numbers is not known")
                 columns.convert(name, plain, kind, ARROW_TYPES[kind], plain)
                 if pa.types.is_timestamp(plain.type) and kind == "DATE":
                     columns.also(_with_clock(plain), f"{name}: a DATE has no time of day", plain)
             except pa.ArrowNotImplementedError as error:
                 raise InputProblem(
-                    f"{name}: {plain.type} is no {kind}",
+                    f"{name}: {plain.type} cannot be read as {kind}",
                     why=str(error).splitlines()[0],
-                    next="nothing was written; give another --type, or leave the column out",
+                    next="nothing was written; give another --type, or remove the column",
                     where=str(self._path),
                 ) from None
         lines = np.arange(done + 1, done + 1 + batch.num_rows, dtype=np.int64)
@@ -106,14 +106,14 @@ class BinaryFile:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Says of which file Arrow's errors are."""
+    """Raises Arrow's errors as `InputProblem` with the file's path."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
         raise InputProblem(
-            "cannot be read",
+            "the file cannot be read",
             why=(str(error) or type(error).__name__).splitlines()[0],
-            next="the file is damaged, or its format is not the one that its name says",
+            next="check the file: it is damaged, or its format does not match its extension",
             where=str(path),
         ) from None
 
@@ -123,7 +123,7 @@ def _with_clock(stamps: pa.Array) -> Mask:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Without a dictionary, and without the zone that a field's timestamps have in common."""
+    """The column without dictionary encoding and without the common zone of its timestamps."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_float16(column.type):

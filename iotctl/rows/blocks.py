@@ -1,4 +1,4 @@
-"""A file's rows block by block: the good ones in columns, the bad ones by their place and reason."""
+"""A file's rows block by block: valid rows in columns, bad rows as their line and the reason."""
 
 from dataclasses import dataclass, field
 
@@ -12,14 +12,14 @@ from iotctl.rows.masks import Mask, mask
 from iotctl.rows.times import Seen, TimeRule, read_times
 
 BAD_ROWS_MAX = 1000
-"""Bad rows that are listed; more in a file mean the file or its types are wrong as a whole."""
+"""How many bad rows are listed; with more, the whole file or its types are wrong."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """`line` counts from 1: lines of a CSV file with its header, rows of another."""
+    """`line` counts from 1: lines of a CSV file, header included, or rows of a binary file."""
 
     line: int
     reason: str
@@ -27,9 +27,9 @@ class BadRow:
 
 @dataclass(slots=True)
 class Block:
-    """`lines` has the place of each row of `rows`; `bad` lists the first of `bad_rows` that are left out.
+    """`lines` has the line of each row of `rows`; `bad` lists the first of the `bad_rows` left out.
 
-    `rows` has `time` (int64 ms) and the other columns in lower case. `at`: of the file read so far.
+    `rows` has `time` (int64 ms) and the other columns in lower case. `at`: how much of the file was read.
     """
 
     rows: pa.RecordBatch
@@ -39,10 +39,10 @@ class Block:
     at: int = 0
     seen: Seen = field(default_factory=Seen)
     broken: int = 0
-    """Rows that are longer than a line."""
+    """Rows that span several lines."""
 
     def drop(self, row: int, reason: str) -> None:
-        """A row turned out to be bad."""
+        """Move row number `row` to the bad rows."""
         self.bad.append(BadRow(int(self.lines[row]), reason))
         self.bad_rows += 1
         kept = np.arange(self.rows.num_rows) != row
@@ -51,7 +51,7 @@ class Block:
 
 @dataclass(slots=True)
 class Columns:
-    """Collects the converted columns of one block and what was wrong in them."""
+    """Collects the converted columns of one block and the reasons for bad values."""
 
     count: int
     names: list[str] = field(default_factory=list)
@@ -68,10 +68,10 @@ class Columns:
             self.reasons.append((bad, reason, given))
 
     def convert(self, name: str, plain: pa.Array, kind: str, type_: pa.DataType, given: pa.Array) -> None:
-        """Add the column as one of the table's type `kind`; `given` is what reasons show.
+        """Add the column converted to the table's type `kind`; reasons show values of `given`.
 
         Raises:
-            pa.ArrowNotImplementedError: nothing of its type becomes that.
+            pa.ArrowNotImplementedError: there is no cast from the column's type.
         """
         array, bad = cast(plain, type_)
         if kind in exact.WHOLE:
@@ -117,16 +117,16 @@ class Columns:
 def _with_value(reason: str, value: pa.Scalar) -> str:
     try:
         plain = value.as_py()
-    except (OverflowError, ValueError):  # a time after the year 9999, which Python has not
+    except (OverflowError, ValueError):  # a time after the year 9999, which Python cannot represent
         plain = value.value
     return reason if plain is None else f"{reason}: {plain!r}"
 
 
 def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
-    """The cast column and which values refused; those become null.
+    """The cast column, and a mask of the values that could not be cast and became null.
 
-    What cannot be right is found by its look first; the rest, a few, by halving the column: k bad values cost
-    k * log n casts.
+    A pattern first excludes values that cannot be cast. The few remaining bad values are located by halving
+    the column: k bad values cost k * log n casts.
     """
     bad = np.zeros(len(array), np.bool_)
     parts: list[pa.Array] = []
@@ -145,7 +145,7 @@ def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
 
 
 def _looks_like(kind: pa.DataType) -> str:
-    """A pattern of text that may become of the type; all that does has it."""
+    """A pattern that every text castable to the type matches; "" for none."""
     if pa.types.is_integer(kind):
         return r"^[+-]?[0-9]+$|^0[xX][0-9a-fA-F]+$"
     if pa.types.is_floating(kind):

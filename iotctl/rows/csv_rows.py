@@ -1,7 +1,6 @@
-"""CSV to Arrow, column by column, with every bad row known by its line.
+"""Reads CSV into Arrow, column by column, and reports every bad row by its line.
 
-Everything is first read as text, so that a bad value is a mark in a column and not an exception of a
-whole block.
+All columns are first read as text, so that a bad value is marked in its column and does not fail the block.
 """
 
 import io
@@ -23,8 +22,8 @@ from iotctl.rows.times import TimeRule
 
 BLOCK_BYTES = 8 * 1024 * 1024
 NULLS = ("", "NA", "N/A", "NULL", "null", "None", "nan", "NaN", "NAN", "-")
-"""Spellings of "no value" in number, boolean and time columns. In text columns nothing at all is one, and two
-quotes are text without letters, as `data export` writes them."""
+"""Spellings of "no value" in number, boolean and time columns. In text columns an empty value is null, and a
+pair of quotes is the empty string, as `data export` writes them."""
 
 _MS = TimeRule("ms")
 
@@ -42,8 +41,8 @@ ARROW = {
 
 
 class _Ended(io.FileIO):
-    """A file with one more row at its end, which is in no table: it has too many values. Where a quote is not
-    closed it becomes a part of the last value, and is not seen."""
+    """A file with an extra row at its end that has too many values and so reaches no table. If a quote is not
+    closed, the extra row becomes part of the last value and is not reported as ragged."""
 
     def __init__(self, path: Path, columns: int) -> None:
         super().__init__(path)
@@ -52,7 +51,7 @@ class _Ended(io.FileIO):
         self.has_quotes = False
 
     def read(self, size: int | None = -1) -> bytes:
-        """With the end in the same piece as what is before it: a header alone is a piece of its own."""
+        """Returns the extra row together with the last bytes before it, so that it is never a block alone."""
         wanted = -1 if size is None or size < 0 else max(1, size - len(self._end) - 1)
         data = super().read(wanted) or b""
         self.has_quotes = self.has_quotes or b'"' in data
@@ -69,7 +68,7 @@ _END = b"\x01the end of the file\x01"
 
 @dataclass(slots=True)
 class _Ragged:
-    """A row with a wrong number of values. `number` counts rows from the header, which is 1."""
+    """A row with the wrong number of values. `number` counts rows; the header is 1."""
 
     number: int
     reason: str
@@ -78,8 +77,8 @@ class _Ragged:
 
 @dataclass(slots=True)
 class _Text:
-    """Rows as text with their lines, and what the parser left out of them. `breaks`: rows that are longer
-    than a line."""
+    """Rows as text with their lines, and the rows that the parser left out. `breaks`: rows that span several
+    lines."""
 
     rows: pa.RecordBatch
     lines: Int64s
@@ -95,14 +94,14 @@ class _Source:
     path: Path
     _ragged: list[_Ragged] = field(default_factory=list)
     _next: int = 2
-    """Number of the next row, and the line breaks within the rows before it."""
+    """Number of the next row; `_breaks` counts the line breaks within the rows before it."""
 
     _breaks: int = 0
     _last: int = 1
     """Line of the last row."""
 
     _ended: bool = False
-    """Whether the row behind the last was seen."""
+    """Whether the parser reported the extra row at the end."""
 
     def blocks(self) -> Iterator[_Text]:
         self._ragged, self._next, self._breaks, self._last, self._ended = [], 2, 0, 1, False
@@ -131,8 +130,8 @@ class _Source:
             if not self._ended:
                 raise InputProblem(
                     "a quote is not closed",
-                    why="the last value goes on to the end of the file",
-                    next="nothing was written; close it, or write it twice where it belongs to a text",
+                    why="the last value extends to the end of the file",
+                    next="nothing was written; close the quote, or double it if it is part of the text",
                     where=f"{self.path}:{self._last}",
                 )
 
@@ -140,7 +139,7 @@ class _Source:
         if "straddling" in str(error):
             return InputProblem(
                 f"a row is longer than {BLOCK_BYTES // 1024 // 1024} MiB, or a quote is not closed",
-                next="nothing was written; close it, or write it twice where it belongs to a text",
+                next="nothing was written; close the quote, or double it if it is part of the text",
                 where=f"{self.path}:{self._next + self._breaks}",
             )
         return InputProblem(f"not a CSV file: {error}", where=str(self.path))
@@ -178,26 +177,28 @@ class _Source:
                 names = next(reader, [])
         except UnicodeDecodeError as error:
             raise InputProblem(
-                "cannot be read as text",
+                "the file cannot be read as text",
                 why=str(error),
-                next=f"write the file in UTF-8, for example with iconv -f {self._encoding()} -t UTF-8",
+                next=f"convert it to UTF-8, for example with iconv -f {self._encoding()} -t UTF-8",
                 where=str(self.path),
             ) from None
         except (OSError, csv.Error) as error:
-            raise InputProblem("cannot be read as text", why=str(error), where=str(self.path)) from None
+            raise InputProblem(
+                "the file cannot be read as text", why=str(error), where=str(self.path)
+            ) from None
         if not any(n.strip() for n in names):
             raise InputProblem("the file has no header line", where=f"{self.path}:1")
         if reader.line_num > 1:
             raise InputProblem(
                 "the header has a line break within quotes",
-                why="or a quote that is not closed",
-                next="write the names of the columns in one line",
+                why="or a quote in it is not closed",
+                next="write the column names in one line",
                 where=f"{self.path}:1",
             )
         return names
 
     def _encoding(self) -> str:
-        """What it is probably written in, if not UTF-8."""
+        """The file's probable encoding, if not UTF-8."""
         with self.path.open("rb") as file:
             return "UTF-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
 
@@ -211,15 +212,15 @@ class _Source:
 
 
 class Inferred(msgspec.Struct, frozen=True):
-    """A type for every column but the time, and the columns that look like numbers and are text."""
+    """The type of every column but the time, and the columns of number codes, which become text."""
 
     types: dict[str, str]
     coded: list[str]
 
 
 def infer_types(path: Path, given: dict[str, str], time: str) -> Inferred:
-    """As given, else by what most values are: INT64 where no number has a fraction or exponent, DOUBLE,
-    BOOLEAN, else STRING. Numbers with leading zeros (`007`) are codes: the column is STRING."""
+    """The given types, else by the majority of values: INT64 if no number has a fraction or exponent, DOUBLE,
+    BOOLEAN, else STRING. Numbers with leading zeros (`007`) are codes and make the column STRING."""
     source = _Source(path)
     header = source.header()
     check_columns(header, time, given, where=f"{path}:1")
@@ -233,7 +234,7 @@ def infer_types(path: Path, given: dict[str, str], time: str) -> Inferred:
 
 @dataclass(slots=True)
 class _Votes:
-    """How many values of a column look like what."""
+    """How many values of a column look like each kind."""
 
     valid: int = 0
     numbers: int = 0
@@ -270,7 +271,7 @@ def read_csv(path: Path, types: dict[str, str], time: str, rule: TimeRule = _MS)
     """The file's rows with `time` and the columns of `types`.
 
     Raises:
-        InputProblem: unreadable, no `time` column, a column of `types` that is not there.
+        InputProblem: the file is unreadable, or lacks the `time` column or a column of `types`.
     """
     source = _Source(path)
     check_columns(source.header(), time, types, where=f"{path}:1")
@@ -286,10 +287,10 @@ def read_csv(path: Path, types: dict[str, str], time: str, rule: TimeRule = _MS)
 
 
 def check_columns(names: Sequence[str], time: str, wanted: Iterable[str], *, where: str) -> None:
-    """The columns of a file against what the command line says of them.
+    """Check that the file has the columns that the command names.
 
     Raises:
-        InputProblem: a column that is not there, or two that would have one name (names are lower case).
+        InputProblem: a column is missing, or two columns have the same name in lower case.
     """
     for name in (time, *wanted):
         if name not in names:
@@ -307,8 +308,8 @@ def check_columns(names: Sequence[str], time: str, wanted: Iterable[str], *, whe
             raise InputProblem(f"two columns are named {name!r}", next="rename one in the file", where=where)
         if twin != name:
             raise InputProblem(
-                f"columns {twin!r} and {name!r} are one",
-                why="names of columns are lower case",
+                f"columns {twin!r} and {name!r} have the same name",
+                why="column names are stored in lower case",
                 next="rename one in the file",
                 where=where,
             )
@@ -322,8 +323,8 @@ def _no_column(name: str, names: Sequence[str], option: str, where: str) -> Inpu
         following = f"did you mean {twin!r}? {following}"
     elif len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
         why = f"the header has no comma: {names[0]!r}"
-        following = "separate the columns by commas"
-    return InputProblem(f"no column {name!r}", why=why, next=following, where=where)
+        following = "separate the columns with commas"
+    return InputProblem(f"the file has no column {name!r}", why=why, next=following, where=where)
 
 
 def _matches(text: pa.Array, pattern: str) -> int:
@@ -335,7 +336,7 @@ def _blank_nulls(text: pa.Array) -> pa.Array:
 
 
 def _line_breaks(rows: pa.RecordBatch) -> Int64s:
-    """How many are in each row."""
+    """The number of line breaks in each row."""
     found = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
         found += pc.count_substring_regex(column, r"\r\n|\r|\n").fill_null(0).to_numpy(zero_copy_only=False)

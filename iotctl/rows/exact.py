@@ -1,6 +1,6 @@
-"""Which numbers a FLOAT or DOUBLE cannot hold: those too large, and whole numbers that it would change.
+"""Numbers that a FLOAT or DOUBLE cannot hold: too large, or whole numbers that it would change.
 
-A fraction such as 0.1 is rounded by every such type and is meant so.
+Fractions such as 0.1 are rounded by every such type, as intended.
 """
 
 import numpy as np
@@ -12,13 +12,13 @@ from iotctl.rows.masks import Mask, mask
 
 INFINITE = r"^[+-]?(?i:inf|infinity)$"
 WHOLE = {"FLOAT": r"^[+-]?\d{8,}(\.0*)?$", "DOUBLE": r"^[+-]?\d{16,}(\.0*)?$"}
-"""Whole numbers that may be too long; shorter ones never are."""
+"""Patterns of whole numbers that may not be exact; shorter numbers always are."""
 
 SHORT = r"^-?\d{1,18}$"
 
 
 def overflowed(given: pa.Array, values: pa.Array) -> Mask:
-    """Where a cast of `given` (text or numbers) made an infinite number of another one."""
+    """Where a cast of `given` (text or numbers) turned a finite number into an infinite one."""
     if pa.types.is_string(given.type) or pa.types.is_large_string(given.type):
         said = pc.match_substring_regex(pc.utf8_trim_whitespace(given), INFINITE)
     elif pa.types.is_floating(given.type):
@@ -29,7 +29,7 @@ def overflowed(given: pa.Array, values: pa.Array) -> Mask:
 
 
 def changed(given: pa.Array, values: pa.Array, kind: str) -> Mask:
-    """Where a cast to `kind` made another whole number of one."""
+    """Where a cast to `kind` turned a whole number into a different one."""
     if pa.types.is_floating(given.type):
         whole = pc.equal(pc.floor(given), given)
         return mask(pc.and_(whole, pc.not_equal(values.cast(given.type), given)))
@@ -48,7 +48,7 @@ def changed(given: pa.Array, values: pa.Array, kind: str) -> Mask:
 
 
 def _differ(texts: pa.Array, kept: npt.NDArray[np.float64]) -> Mask:
-    """Where whole numbers in writing are not those in `kept`."""
+    """Where the whole numbers in `texts` differ from those in `kept`."""
     short = mask(pc.match_substring_regex(texts, SHORT))
     numbers = pc.if_else(pa.array(short), texts, pa.scalar("0", texts.type)).cast(pa.int64()).to_numpy()
     found: Mask = np.where(short, kept, 0.0).astype(np.int64) != numbers
@@ -58,5 +58,5 @@ def _differ(texts: pa.Array, kept: npt.NDArray[np.float64]) -> Mask:
 
 
 def _number(text: str) -> int:
-    """Of a whole number that a DOUBLE reaches: it has few digits but for zeros in front."""
+    """The value of a whole number within the range of a DOUBLE: without leading zeros it has few digits."""
     return int(text.lstrip("-0") or "0") * (-1 if text.startswith("-") else 1)

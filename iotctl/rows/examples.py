@@ -1,4 +1,4 @@
-"""Files that come with iotctl, so that a first import needs no download: `example:NAME`."""
+"""Example files packaged with iotctl, so that a first import needs no download: `example:NAME`."""
 
 from importlib import resources
 from pathlib import Path
@@ -7,13 +7,13 @@ from iotctl.errors import InputProblem
 
 PREFIX = "example:"
 FILES = {"weather": "weather.parquet"}
-"""Name -> file in `iotctl/data`; `examples/data/README.md` tells where the rows come from."""
+"""Name -> file in `iotctl/data`; `examples/data/README.md` names the source of the rows."""
 
 
 def named_file(word: str, cwd: Path) -> Path:
-    """The file a user means: `example:NAME`, or a path relative to `cwd`.
+    """The file that the user names: `example:NAME`, or a path relative to `cwd`.
 
-    Raises `InputProblem` for an unknown example; whether a path exists is not looked at.
+    Raises `InputProblem` for an unknown example; does not check whether a path exists.
     """
     if not word.startswith(PREFIX):
         return cwd / word

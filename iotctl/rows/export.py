@@ -1,4 +1,4 @@
-"""Rows out to a file, as they come: what is in memory is some pages, never the table."""
+"""Exports rows to a file as a stream: memory holds a few pages, never the table."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,11 +16,11 @@ from nodeagent.model.schema import TableSchema
 from nodeagent.table.arrow import arrow_schema
 
 EXPORT_BYTES = 64 * MIB
-"""Rows in memory of one row group of an exported file, about."""
+"""Approximate size in memory of one row group of an exported file."""
 
 
 def size_of(path: Path) -> int:
-    """Bytes of the file that is there, 0 for none."""
+    """Bytes of the existing file; 0 if there is none."""
     try:
         return path.stat().st_size if path.is_file() else 0
     except (OSError, ValueError):
@@ -35,14 +35,15 @@ def export_table(
     kind: str,
     on_rows: Callable[[int], None],
 ) -> int:
-    """Write rows to `path` aside as they come, then rename; how many there were. See `write_rows`.
+    """Write rows to a temporary file beside `path`, then rename it; see `write_rows`.
 
-    A link stays one: the file it names is written. What is no file, such as a pipe, gets the rows as they
-    come.
+    A symbolic link is followed: its target is written. A pipe or another special file gets the rows directly.
+
+    Returns: the number of rows.
 
     Raises:
-        InputProblem: it cannot be written.
-        NodeAgentError: some rows could not be read; there is no file then.
+        InputProblem: the file cannot be written.
+        NodeAgentError: some rows could not be read; no file was written.
     """
     temporary: Path | None = None
     try:
@@ -54,9 +55,11 @@ def export_table(
         with temporary.open("wb") as file:
             rows = write_rows(batches, schema, shape, file, kind, on_rows)
         temporary.replace(path)
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; no name at all
+    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links; an empty name
         why = (error.strerror if isinstance(error, OSError) else "") or str(error)
-        raise InputProblem("cannot be written", why=why, next="name another file", where=str(path)) from None
+        raise InputProblem(
+            "the file cannot be written", why=why, next="name another file", where=str(path)
+        ) from None
     finally:
         if temporary is not None:
             with suppress(OSError):
@@ -72,11 +75,11 @@ def write_rows(
     kind: str,
     on_rows: Callable[[int], None],
 ) -> int:
-    """Write rows as they come, some `EXPORT_BYTES` in memory at a time; if that is all, they are sorted.
+    """Stream rows to the file with about `EXPORT_BYTES` in memory at a time; fewer rows in total are sorted.
 
     Args:
-        shape: the columns, where there are no rows to tell.
-        on_rows: told the rows written so far.
+        shape: the columns, used if there are no rows.
+        on_rows: called with the number of rows written so far.
 
     Raises:
         InputProblem: the format cannot hold a column.
@@ -101,7 +104,7 @@ def write_rows(
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Pages put together until they are worth a row group of their own."""
+    """Pages combined into row groups of at least `EXPORT_BYTES`, except the last."""
     held: list[pa.RecordBatch] = []
     nbytes = 0
     for batch in batches:
@@ -133,6 +136,6 @@ def _writer(file: BinaryIO, shape: pa.Schema, kind: str) -> Iterator[Callable[[p
 
 
 def shape_of(schema: TableSchema, fields: Sequence[str] | None) -> pa.Schema:
-    """The Arrow columns of a read of these fields (all when None)."""
+    """The Arrow columns of a read of these fields (None: all fields)."""
     wanted = {"time", *schema.tags, *(schema.fields if fields is None else fields)}
     return pa.schema([f for f in arrow_schema(schema) if f.name in wanted])

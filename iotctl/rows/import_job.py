@@ -1,4 +1,4 @@
-"""A file that is to be imported: what of it goes where, and its rows as blocks."""
+"""An import: the file's columns, the table they go to, and the file's rows as blocks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from nodeagent.table.arrow import ARROW_TYPES, encode, infer_schema, normalise
 class ImportRequest(msgspec.Struct, frozen=True):
     """`time` names the time column, `types` gives column types by name (as in the file).
 
-    `last_wins`: of rows with one time and the same tags that differ, the last stays.
+    `last_wins`: of different rows with the same time and tags, the last is kept.
     """
 
     file: Path
@@ -40,20 +40,20 @@ class ImportRequest(msgspec.Struct, frozen=True):
 
 
 def parse_types(given: Sequence[str]) -> dict[str, str]:
-    """`col=DOUBLE` words to a mapping. Raises `UsageProblem`."""
+    """Parse `col=DOUBLE` words into a mapping. Raises `UsageProblem`."""
     types: dict[str, str] = {}
     for word in given:
         name, _, kind = word.partition("=")
         if not name or kind.upper() not in TYPES:
             raise UsageProblem(f"--type {word!r} is not COLUMN=TYPE", next=f"use one of {', '.join(TYPES)}")
         if types.setdefault(name, kind.upper()) != kind.upper():
-            raise UsageProblem(f"--type: {name} is given two types", next="leave one out")
+            raise UsageProblem(f"--type: {name} is given two types", next="omit one of them")
     return types
 
 
 @dataclass(slots=True)
 class Import:
-    """One file and the table it goes to; `schema` is the table as it will be."""
+    """One file and the table it goes to; `schema` is the table after the import."""
 
     request: ImportRequest
     types: dict[str, str]
@@ -62,13 +62,13 @@ class Import:
     coded: list[str]
     binary: BinaryFile | None
     version: tuple[int, ...]
-    """Of the file when it was opened first, as `file_version` gives it."""
+    """The file's `file_version` when it was first opened."""
 
     def blocks(self) -> Iterator[Block]:
-        """Rows the table takes, and those that it does not.
+        """The rows that the table accepts, and the bad rows.
 
         Raises:
-            InputProblem: the file cannot be read, or is not the one any more that it was.
+            InputProblem: the file cannot be read, or has changed since it was first opened.
         """
         r = self.request
         source = (
@@ -84,19 +84,19 @@ class Import:
                 yield block
             self._check_same()
         except OSError as error:
-            raise InputProblem("cannot be read", why=str(error), where=str(r.file)) from None
+            raise InputProblem("the file cannot be read", why=str(error), where=str(r.file)) from None
 
     def _check_same(self) -> None:
-        """What was checked is what is written. Raises `InputProblem` or `OSError`."""
+        """Check that the rows read are those that were checked. Raises `InputProblem` or `OSError`."""
         if file_version(self.request.file) != self.version:
             raise InputProblem(
                 "the file was changed while it was read",
-                next="import it again when it is whole",
+                next="repeat the import once the file is complete",
                 where=str(self.request.file),
             )
 
     def _fit(self, block: Block) -> None:
-        """Leave out what a node would refuse, by the node's own rule."""
+        """Leave out the rows that a node would refuse, by the node's own rules."""
         before = block.bad_rows
         while True:
             try:
@@ -122,12 +122,12 @@ class Import:
 
     @property
     def tags(self) -> list[str]:
-        """Tags of the table that the file has."""
+        """Tags of the table for which the file has a column."""
         have = {name.lower() for name in self.types}
         return [t for t in self.schema.tags if t in have]
 
     def size(self) -> tuple[int, str]:
-        """(total, unit) that a block's `at` counts to."""
+        """(total, unit) of a block's `at`."""
         return (self.version[2], "B") if self.binary is None else (self.binary.rows, "")
 
 
@@ -135,22 +135,24 @@ def open_import(request: ImportRequest, schemas: Sequence[TableSchema]) -> Impor
     """Read the file's columns and decide their types.
 
     Raises:
-        UsageProblem, InputProblem: options or columns that do not fit the file or the table.
-        InvalidInput, InvalidName: a name or type that no table has.
+        UsageProblem, InputProblem: options or columns do not fit the file or the table.
+        InvalidInput, InvalidName: a name or type is not allowed in a table.
     """
     _check_file(request.file)
     version = file_version(request.file)
     for name in request.tags:
         if request.types.get(name, "STRING") != "STRING":
-            raise UsageProblem(f"--type {name}={request.types[name]}: a tag is a STRING", next="leave it out")
+            raise UsageProblem(
+                f"--type {name}={request.types[name]}: a tag is a STRING", next="omit this --type"
+            )
     wanted = request.storage_group.lower(), request.table.lower()
     known = next((s for s in schemas if (s.storage_group, s.table) == wanted), None)
     late = [t for t in request.tags if known is not None and t.lower() not in {c.name for c in known.columns}]
     if late:
         raise InputProblem(
-            f"tag {late[0]} cannot be added to a table that is there",
+            f"tag {late[0]} cannot be added to an existing table",
             why=f"{'.'.join(wanted)} has the tags: {', '.join(known.tags if known else ()) or 'none'}",
-            next="nothing was written; leave the --tag out, or import into another table",
+            next="nothing was written; omit the --tag, or import into another table",
             where=str(request.file),
         )
     given = {**request.types, **dict.fromkeys(request.tags, "STRING")}
@@ -171,15 +173,15 @@ def open_import(request: ImportRequest, schemas: Sequence[TableSchema]) -> Impor
 
 
 def _schema(request: ImportRequest, kinds: dict[str, pa.DataType], known: TableSchema | None) -> TableSchema:
-    """The table as it will be, checked against the columns' Arrow types."""
+    """The table after the import, checked against the columns' Arrow types."""
     source = pa.schema([("time", pa.int64()), *((n.lower(), kind) for n, kind in kinds.items())])
     tags = [t.lower() for t in request.tags]
     if known is not None:
         fields = [t for t in tags if t in known.fields]
         if fields:
             raise InputProblem(
-                f"--tag {fields[0]}: it is a field of {known.storage_group}.{known.table}",
-                next="leave it out, or import into another table",
+                f"--tag {fields[0]}: the column is a field of {known.storage_group}.{known.table}",
+                next="nothing was written; omit the --tag, or import into another table",
                 where=str(request.file),
             )
         tags += [t for t in known.tags if t in source.names and t not in tags]
@@ -192,15 +194,15 @@ def _schema(request: ImportRequest, kinds: dict[str, pa.DataType], known: TableS
             raise
         raise InputProblem(
             error.what,
-            next=f"nothing was written; name a type: --type {error.details['column']}=DOUBLE, or leave the"
-            " column out of the file",
+            next=f"nothing was written; name a type: --type {error.details['column']}=DOUBLE, or remove the"
+            " column from the file",
             where=str(request.file),
         ) from None
     if known is not None:
         have = {c.name for c in known.columns}
         added = tuple(c for c in schema.columns if c.name not in have)
         schema = msgspec.structs.replace(known, columns=known.columns + added)
-    # Tags become text, whatever they are.
+    # Tags of any type become text.
     plain = pa.schema([pa.field(f.name, pa.string()) if f.name in tags else f for f in source])
     try:
         normalise(plain.empty_table(), schema)
@@ -209,14 +211,14 @@ def _schema(request: ImportRequest, kinds: dict[str, pa.DataType], known: TableS
         kind = next((c.type for c in schema.columns if c.name == column), "")
         raise InputProblem(
             error.what,
-            next=f"nothing was written; to convert it, say so: --type {column}={kind}",
+            next=f"nothing was written; to convert the column, add --type {column}={kind}",
             where=str(request.file),
         ) from None
     return schema
 
 
 def _check_row_bytes(rows: pa.RecordBatch | pa.Table) -> None:
-    """Raises `InvalidInput` for the first row that no entry of a log can carry."""
+    """Raises `InvalidInput` for the first row that is too large for a log entry."""
     if rows.nbytes <= WRITE_BYTES_MAX // 2:
         return
     sizes = sum(
@@ -227,12 +229,12 @@ def _check_row_bytes(rows: pa.RecordBatch | pa.Table) -> None:
     for row in np.flatnonzero(sizes > WRITE_BYTES_MAX // 2):
         size = len(encode(rows.slice(row, 1)))
         if size > WRITE_BYTES_MAX:
-            what = f"row {row} is {size} bytes; at most {WRITE_BYTES_MAX} are taken"
+            what = f"row {row} is {size} bytes; the limit is {WRITE_BYTES_MAX}"
             raise InvalidInput(what, row=int(row))
 
 
 def file_version(path: Path) -> tuple[int, ...]:
-    """(device, inode, bytes, time of the last change in ns)"""
+    """(device, inode, size in bytes, time of the last change in ns)"""
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -242,7 +244,7 @@ def _check_file(path: Path) -> None:
         if path.is_file():
             return
     except OSError as error:
-        raise InputProblem("cannot be read", why=error.strerror or "", where=str(path)) from None
-    what = "is no file that can be read twice" if path.exists() else "no such file"
+        raise InputProblem("the file cannot be read", why=error.strerror or "", where=str(path)) from None
+    what = "is not a regular file and cannot be read twice" if path.exists() else "no such file"
     what = "is a directory, not a file" if path.is_dir() else what
     raise InputProblem(what, next="name a .csv, .parquet or .arrow file, or example:weather", where=str(path))

@@ -1,6 +1,6 @@
-"""Files into tables. A file is read twice: once to check all of it, then to write.
+"""Imports files into tables. A file is read twice: first to check all of it, then to write its rows.
 
-Nothing is written, and no table is created, before the whole file was checked.
+Nothing is written and no table is created before the whole file was checked.
 """
 
 import time
@@ -36,17 +36,17 @@ def import_file(
     on_written: Callable[[int], None] = lambda rows: None,
     dry_run: bool = False,
 ) -> ImportReport:
-    """Write a file's rows; the table is created, or gets its missing columns.
+    """Write a file's rows. The table is created if missing, and gets the columns it lacks.
 
     Args:
-        on_progress: told how much of the file is done, bytes of a CSV file and rows of another.
-        on_written: told the rows acknowledged so far.
+        on_progress: called with how much of the file is done: bytes of a CSV file, rows of a binary file.
+        on_written: called with the number of rows acknowledged so far.
         dry_run: read and check the whole file, write nothing; `rows` are those that would be written.
 
     Raises:
-        InputProblem: bad rows (with their places), missing columns, an unreadable file; nothing was written.
+        InputProblem: bad rows (with their lines), missing columns, an unreadable file; nothing was written.
         NodeAgentError: nothing was written.
-        Partly, Unknown: some of it was, and how much.
+        Partly, Unknown: some rows were written; says how many.
     """
     started = time.monotonic()
     job = open_import(request, cluster.schemas())
@@ -83,7 +83,7 @@ def _survey(job: Import, now_ms: int, on_progress: OnProgress) -> Survey:
 
 
 def _check(job: Import, survey: Survey) -> Sharing:
-    """Raises `InputProblem` for what must be decided by a person."""
+    """Raises `InputProblem` for everything that the operator must decide or correct."""
     request = job.request
     check_unit(survey.seen, request.times, name=request.time, where=str(request.file))
     if survey.bad and not (request.skip_bad and survey.rows):
@@ -92,10 +92,10 @@ def _check(job: Import, survey: Survey) -> Sharing:
     if sharing.differ and not request.last_wins:
         following = "--on-duplicate last keeps the last of each"
         if not job.tags:
-            following = f"name the columns that tell series apart with --tag; or {following}"
+            following = f"name the columns that identify a series with --tag; or {following}"
         raise InputProblem(
-            f"{sharing.differ} rows have the time{' and the tags' if job.tags else ''} of another row"
-            " and other values",
+            f"{sharing.differ} rows have the same time{' and tags' if job.tags else ''} as another row"
+            " but other values",
             why=f"they would overwrite each other, such as {sharing.example}",
             next=f"nothing was written; {following}",
             where=str(request.file),
@@ -124,7 +124,7 @@ def _bad_rows(job: Import, bad: list[BadRow], count: int) -> InputProblem:
 
 
 def _sharing(job: Import, survey: Survey) -> Sharing:
-    """Whether rows of one key say different things; the file is read once more if there are such."""
+    """How rows with the same key compare; reads the file once more if there are such rows."""
     shared = survey.shared_keys()
     if not len(shared):
         return Sharing()
@@ -165,11 +165,11 @@ def _halfway(error: NodeAgentError | InputProblem, written: int, rows: int) -> I
     written += more if isinstance(more, int) else 0
     if not written and not is_unknown:
         return error
-    kind, rest = (Unknown, "others may be") if is_unknown else (Partly, "the others are not")
+    kind, rest = (Unknown, "others may be") if is_unknown else (Partly, "the others were not")
     return kind(
-        f"{written} of {rows} rows are written, {rest}",
+        f"{written} of {rows} rows were written, {rest}",
         why=error.what,
-        next="run the same command again; equal rows overwrite",
+        next="repeat the command: a row that was written before is overwritten by itself",
     )
 
 

@@ -1,4 +1,4 @@
-"""Which values of an Arrow column something holds of, as numpy arrays."""
+"""Boolean masks of Arrow columns as numpy arrays."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def mask(found: pa.Array) -> Mask:
-    """Where it is true; null is not."""
+    """Where `found` is true; null counts as false."""
     held: Mask = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
     return held
 

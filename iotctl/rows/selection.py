@@ -1,7 +1,7 @@
-"""Which rows a command is about: read, counted and deleted by one rule.
+"""Selects the rows of a command, by the same rules for reading, counting and deleting.
 
-Several values of one tag are alternatives; different tags must all hold. A node takes one value per tag, so a
-selection is asked for in parts, one per combination of values; no row is in two of them.
+Several values of one tag are alternatives; different tags must all match. A node takes one value per tag, so
+a selection is requested in parts, one per combination of values; no row is in two parts.
 """
 
 import re
@@ -24,47 +24,47 @@ from nodeagent.table.arrow import one_chunk
 from nodeagent.table.series import series_codes, tag_codes
 
 PARTS_MAX = 256
-"""Combinations of values in one selection; each is a request of its own."""
+"""The most combinations of values in one selection; each is a separate request."""
 
 Where = Mapping[str, tuple[str | None, ...]]
-"""Tag -> the values it may have; None is a row without the tag."""
+"""Tag -> its possible values; None selects rows without the tag."""
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Rows whose tags have one of these values, in [time_from, time_to] (ms, None is open)."""
+    """Rows whose tags have one of these values, in [time_from, time_to] (ms; None: unbounded)."""
 
     where: Where = {}
     time_from: int | None = None
     time_to: int | None = None
 
     def parts(self) -> list[dict[str, str | None]]:
-        """Tags with one value each, as a node takes them."""
+        """One mapping per combination of values, each with one value per tag."""
         return [dict(zip(self.where, values, strict=True)) for values in product(*self.where.values())]
 
     def limits(self) -> list[str]:
-        """What must hold of the tags, such as `(device=a or device=b)`, `region=eu`."""
+        """The conditions on the tags, such as `(device=a or device=b)`, `region=eu`."""
         return [_either(tag, values) for tag, values in self.where.items()]
 
 
 class Age:
-    """How old a read is: everything acknowledged `ms` before it began is in its rows.
+    """The age of a read: its rows include everything acknowledged `ms` before it began.
 
-    0 of a strong read; None when a replica that answered had not been confirmed by a leader.
+    0 for a strong read; None if a leader had not confirmed a replica that answered.
     """
 
     def __init__(self) -> None:
         self.ms: int | None = 0
 
     def add(self, age_ms: int) -> None:
-        """Of one answer, negative when not confirmed; the oldest counts."""
+        """Add the age of one answer, negative if not confirmed; the oldest counts."""
         self.ms = None if age_ms < 0 or self.ms is None else max(self.ms, age_ms)
 
 
 def parse_where(given: Sequence[str], option: str = "--where") -> Where:
-    """`tag=value` words; an empty value asks for rows without the tag.
+    """Parse `tag=value` words; an empty value selects rows without the tag.
 
     Raises:
-        UsageProblem: no such word, or more combinations than `PARTS_MAX`.
+        UsageProblem: a word is malformed, or there are more combinations than `PARTS_MAX`.
     """
     where: dict[str, tuple[str | None, ...]] = {}
     for word in given:
@@ -78,25 +78,27 @@ def parse_where(given: Sequence[str], option: str = "--where") -> Where:
         total *= len(values)
     if total > PARTS_MAX:
         raise UsageProblem(
-            f"{option}: {total} combinations of values, at most {PARTS_MAX} are taken", next="ask for fewer"
+            f"{option}: {total} combinations of values, the limit is {PARTS_MAX}", next="give fewer values"
         )
     return where
 
 
 def parse_tags(given: Sequence[str]) -> dict[str, str]:
-    """`tag=value` words of one row. Raises `UsageProblem`, also for a tag that is given twice."""
+    """Parse the `tag=value` words of one row. Raises `UsageProblem`, also for a repeated tag."""
     where = parse_where(given, "--tag")
     for name, values in where.items():
         if len(values) > 1:
-            raise UsageProblem(f"--tag {name} has {len(values)} values; a row has one", next="leave one out")
+            raise UsageProblem(
+                f"--tag {name} has {len(values)} values; a row has one per tag", next="give one value"
+            )
     return {name: value or "" for name, (value,) in where.items()}
 
 
 def parse_time(text: str | None) -> int | None:
-    """Milliseconds, or ISO 8601 (UTC without a zone), as milliseconds.
+    """Parse milliseconds or ISO 8601 (UTC without a zone) into milliseconds.
 
     Raises:
-        UsageProblem: no time, digits below a millisecond, or a number that is probably something else.
+        UsageProblem: not a time, digits below a millisecond, or a number that is probably not milliseconds.
     """
     if text is None:
         return None
@@ -107,7 +109,7 @@ def parse_time(text: str | None) -> int | None:
     except ValueError:
         raise UsageProblem(f"{text!r} is not a time", next=_WRITE) from None
     if re.search(r"[.,][0-9]{3}[0-9]*[1-9]", text):
-        raise UsageProblem(f"{text!r} has digits below a millisecond", next="leave them out")
+        raise UsageProblem(f"{text!r} has digits below a millisecond", next="omit these digits")
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return _within((moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1))
 
@@ -117,7 +119,7 @@ _WRITE = "write milliseconds or 2024-05-01T12:00:00Z"
 
 def _within(number: int) -> int:
     if not TIME_MS_MIN <= number <= TIME_MS_MAX:
-        raise UsageProblem("a time is outside the years 1 to 9999", next=_WRITE)
+        raise UsageProblem("the time is outside the years 1 to 9999", next=_WRITE)
     return number
 
 
@@ -125,13 +127,14 @@ def _milliseconds(text: str) -> int:
     number = _within(int(text) if len(text) < 100 else TIME_MS_MAX + 1)
     if look_like_dates(np.array([number])).any() or SECONDS_FROM <= number <= SECONDS_TO:
         raise UsageProblem(
-            f"{text} would be {time_text(number)}: it looks like a date or like seconds", next=_WRITE
+            f"{text} milliseconds are {time_text(number)}: the number looks like a date or like seconds",
+            next=_WRITE,
         )
     return number
 
 
 def table_of(cluster: Cluster, storage_group: str, table: str) -> TableSchema:
-    """Raises `InputProblem` when there is no such table."""
+    """The table's schema. Raises `InputProblem` if there is no such table."""
     wanted = storage_group.lower(), table.lower()
     for schema in cluster.schemas():
         if (schema.storage_group, schema.table) == wanted:
@@ -150,7 +153,7 @@ def scan(
     limit: int | None = None,
     on_age: Callable[[int], None] | None = None,
 ) -> pa.Table:
-    """Rows sorted by (tags, time), nulls first; the first `limit` of them."""
+    """The first `limit` rows in the order of (tags, time), nulls first."""
     found = [
         cluster.scan(
             storage_group,
@@ -188,7 +191,7 @@ def rows_of(
     read: str = "strong",
     on_age: Callable[[int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """As `scan`, without an order, some pages in memory at a time."""
+    """As `scan` but unordered, with a few pages in memory at a time."""
     for tags in selection.parts():
         yield from cluster.scan_batches(
             schema.storage_group,
@@ -203,16 +206,16 @@ def rows_of(
 
 
 def count_rows(cluster: Cluster, schema: TableSchema, selection: Selection) -> int:
-    """How many there are now; they are read for it, without their fields and not all at once."""
+    """The number of rows now. Reads them without their fields, a few pages at a time."""
     return sum(batch.num_rows for batch in rows_of(cluster, schema, selection, fields=()))
 
 
 def delete_rows(cluster: Cluster, schema: TableSchema, selection: Selection) -> int:
-    """Delete what is there when it begins; the partitions it was done in.
+    """Delete the rows that exist when the call begins. Returns the number of partitions concerned.
 
     Raises:
         NodeAgentError: nothing was deleted.
-        OutcomeUnknown: some of it may be; it says which parts are.
+        OutcomeUnknown: some rows may be deleted; says which parts were.
     """
     partitions, done = 0, list[str]()
     for tags in selection.parts():
@@ -228,8 +231,8 @@ def delete_rows(cluster: Cluster, schema: TableSchema, selection: Selection) -> 
             if not done:
                 raise
             raise OutcomeUnknown(
-                f"rows of {'; '.join(done)} are deleted, the rest may not be: {error.what}",
-                next_step="delete again: what is deleted already stays so",
+                f"rows of {'; '.join(done)} were deleted, the rest may not be: {error.what}",
+                next_step="repeat the command: rows that were deleted stay deleted",
                 cause=error.code,
             ) from error
         partitions += report.partitions

@@ -1,6 +1,6 @@
-"""What the rows of a file come to, before the first is written.
+"""Surveys the rows of a file before the first row is written.
 
-Memory is bounded: series and keys are counted by 64-bit hashes up to a limit, and past it that is said.
+Memory is bounded: series and keys are counted by 64-bit hashes up to a limit; beyond it, the report says so.
 """
 
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ SERIES_MAX = 1_000_000
 """More series than this are not counted."""
 
 KEYS_MAX = 10_000_000
-"""Rows among which such are looked for that have one time and the same tags."""
+"""How many rows are searched for rows with the same time and tags."""
 
 CELLS_MAX = 20_000_000
-"""Keys times fields of which a value is kept to compare others with."""
+"""Number of (key, field) pairs whose first value is kept for comparison."""
 
 SAMPLE_ROWS = 3
 
@@ -30,7 +30,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 @dataclass(slots=True)
 class Survey:
-    """`tags` are those of the file; rows before `cut` (ms) are past the table's TTL."""
+    """`tags` are the tags in the file; rows before `cut` (ms) are older than the table's TTL."""
 
     tags: list[str]
     cut: int | None
@@ -72,19 +72,19 @@ class Survey:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row was looked at for others of the same key."""
+        """Whether every row was checked for other rows with the same key."""
         return self.rows == sum(map(len, self.keys))
 
     def shared_keys(self) -> UInt64s:
-        """Sorted hashes of (tags, time) that several rows have."""
+        """Sorted hashes of the keys (tags, time) that several rows share."""
         keys = np.sort(np.concatenate([np.empty(0, np.uint64), *self.keys]))
         return np.unique(keys[1:][keys[1:] == keys[:-1]])
 
 
 @dataclass(slots=True)
 class Sharing:
-    """Rows of one key that differ, of which only the last would stay, and those that are equal. `unseen` keys
-    are given more than once and were not compared."""
+    """Rows that share a key: `differ` have different values, so only the last is kept; `equal` have the same
+    values. `unseen` keys are shared but were not compared."""
 
     differ: int = 0
     equal: int = 0
@@ -93,17 +93,17 @@ class Sharing:
 
 
 class Comparison:
-    """Rows that share their keys, block by block. Two of one key differ when a field has unlike values in
-    them; a row without the field says nothing of it."""
+    """Compares rows that share a key, block by block. Two rows differ if a field has different values in
+    them; a row without the field matches any value."""
 
     def __init__(self, shared: UInt64s, tags: list[str], fields: list[str]) -> None:
-        """`shared`: sorted hashes of the keys that several rows have."""
+        """`shared`: sorted hashes of the keys that several rows share."""
         most = CELLS_MAX // max(1, len(fields))
         self._keys = shared[:most]
         self._unseen = len(shared) - len(self._keys)
         self._tags = tags
         self._first = {name: np.zeros(len(self._keys), np.uint64) for name in fields}
-        """The value of each key in the first row that has one, as a hash; 0 for none yet."""
+        """By field, the hash of each key's first value; 0 while there is none."""
 
         self._counts = np.zeros(len(self._keys), np.int64)
         self._differs = np.zeros(len(self._keys), np.bool_)
@@ -135,7 +135,7 @@ class Comparison:
 
 
 def _value_hashes(column: pa.Array) -> UInt64s:
-    """Never 0 but for null."""
+    """A hash of each value; 0 only for null."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
         found = _text_hashes(column)
@@ -148,7 +148,7 @@ def _value_hashes(column: pa.Array) -> UInt64s:
             column = column.cast(pa.int32())
         numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
         if numbers.dtype.kind == "f":
-            numbers = numbers.astype(np.float64) + 0.0  # of two zeros one
+            numbers = numbers.astype(np.float64) + 0.0  # -0.0 becomes 0.0
             numbers[np.isnan(numbers)] = np.nan
             numbers = numbers.view(np.uint64)
         found = _mixed(numbers.astype(np.uint64))
@@ -158,7 +158,7 @@ def _value_hashes(column: pa.Array) -> UInt64s:
 
 
 def _text_hashes(column: pa.Array) -> UInt64s:
-    """Of each value; 0 for null."""
+    """A hash of each text; 0 for null."""
     encoded = column.dictionary_encode()
     values = encoded.dictionary.cast(pa.binary()).to_pylist()
     hashes = [xxhash.xxh3_64_intdigest(v) for v in values]
@@ -181,7 +181,7 @@ def keys_of(series: UInt64s, times: npt.NDArray[np.int64]) -> UInt64s:
 
 
 def _mixed(x: UInt64s) -> UInt64s:
-    """splitmix64; 0 is not its own image."""
+    """splitmix64; does not map 0 to 0."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

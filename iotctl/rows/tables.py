@@ -1,4 +1,4 @@
-"""One row in, all rows out, and how long rows are kept."""
+"""Writes single rows, drops tables, sets TTLs, and derives file formats from extensions."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,40 +21,40 @@ FORMAT_OF = {".csv": CSV, ".parquet": PARQUET, ".arrow": ARROW, ".feather": ARRO
 
 
 def format_of(path: Path) -> str:
-    """By the extension. Raises `UsageProblem`."""
+    """The format by the extension. Raises `UsageProblem`."""
     known = FORMAT_OF.get(path.suffix.lower())
     if known is None:
         raise UsageProblem(
-            f"{path.name}: the extension names no known format", next="use .csv, .parquet or .arrow"
+            f"{path.name}: the extension is not a known format", next="use .csv, .parquet or .arrow"
         )
     return known
 
 
 def parse_ttl_ms(text: str) -> int:
-    """Milliseconds of a duration, 0 for `none`.
+    """Parse a duration into milliseconds; `none` is 0.
 
     Raises:
-        UsageProblem: neither, or not a positive duration.
+        UsageProblem: the text is neither `none` nor a positive duration.
     """
     if text.strip() == "none":
         return 0
     found = parse_duration_ms(text)
     if not 0 < found <= TTL_MS_MAX:
         raise UsageProblem(
-            f"a TTL of {text} keeps nothing", next="write it like 30d; none keeps rows for ever"
+            f"a TTL of {text} is out of range", next="write it like 30d; none retains rows without limit"
         )
     return found
 
 
 def set_ttl_of(cluster: Cluster, schema: TableSchema, ttl_ms: int) -> TableSchema:
-    """Keep the table's rows for so long, 0 for ever; the schema in force."""
+    """Set the table's TTL; 0 retains rows without limit. Returns the schema in force."""
     return cluster.put_schema(schema, ttl_ms)
 
 
 def expiring(cluster: Cluster, schema: TableSchema, ttl_ms: int, now_ms: int) -> tuple[int, int]:
-    """(rows, ms) that a new TTL would delete at once: so many, older than that.
+    """(number of rows, ms): the rows that a new TTL would delete at once are those older than that time.
 
-    Nodes go by their own clocks: the latest of all counts.
+    Nodes use their own clocks: the latest clock counts.
     """
     if not ttl_ms or 0 < schema.ttl_ms <= ttl_ms:
         return 0, 0
@@ -64,10 +64,12 @@ def expiring(cluster: Cluster, schema: TableSchema, ttl_ms: int, now_ms: int) ->
 
 
 def drop_table(cluster: Cluster, schema: TableSchema) -> int:
-    """Delete the table's rows, drop it, then delete what was written meanwhile; the partitions it was in.
+    """Delete the table's rows, drop the table, then delete the rows written in between.
+
+    Returns: the number of partitions concerned.
 
     Raises:
-        NodeAgentError: it is not dropped; of its rows some may be deleted. Again does no harm.
+        NodeAgentError: the table was not dropped; some of its rows may be deleted. The call can be repeated.
     """
     partitions = delete_rows(cluster, schema, Selection())
     cluster.call_meta(DropTable(schema.storage_group, schema.table, schema.version))
@@ -84,13 +86,13 @@ def write_one(
     *,
     create: bool = False,
 ) -> int:
-    """Write one row given as `field=value` words, by the table's types; else whole numbers are INT64, other
-    numbers DOUBLE, true and false BOOLEAN, the rest STRING.
+    """Write one row given as `field=value` words. Values have the table's types; in new columns whole numbers
+    are INT64, other numbers DOUBLE, true and false BOOLEAN, the rest STRING.
 
     Raises:
-        UsageProblem: a word that is no field.
-        InputProblem: no such table or column and not `create`, or a value that does not fit its type.
-        InvalidName: a name that is not allowed.
+        UsageProblem: a word is not FIELD=VALUE, or a field is repeated.
+        InputProblem: the table or a column does not exist and not `create`, or a value does not fit its type.
+        InvalidName: a name is not allowed.
     """
     fields = {}
     for word in values:
@@ -114,7 +116,7 @@ def write_one(
 
 
 def _schema_of(cluster: Cluster, wanted: tuple[str, str]) -> TableSchema | None:
-    """As any node knows it; only a table that it does not know takes the leader of the meta group."""
+    """The schema as any node knows it; if it knows none, as the leader of the meta group knows it."""
     for schemas in (lambda: cluster.meta().schemas, cluster.schemas):
         for schema in schemas():
             if (schema.storage_group, schema.table) == wanted:
@@ -123,7 +125,7 @@ def _schema_of(cluster: Cluster, wanted: tuple[str, str]) -> TableSchema | None:
 
 
 def _check_known(known: TableSchema | None, name: str, columns: Sequence[str]) -> None:
-    """A name that is mistyped must not become a table or a column."""
+    """Raises `InputProblem` for unknown names, so that a typing error creates no table or column."""
     if known is None:
         raise InputProblem(
             f"there is no table {name}",
@@ -146,7 +148,9 @@ def _value(name: str, text: str, kind: str | None) -> pa.Array:
     try:
         value = given.cast(ARROW_TYPES[kind])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise InputProblem(f"{name}: {text!r} is not of type {kind}", next="iotctl data schema") from None
+        raise InputProblem(
+            f"{name}: {text!r} is not of type {kind}; nothing was written", next="iotctl data schema"
+        ) from None
     if kind in exact.WHOLE and (
         exact.overflowed(given, value).any() or exact.changed(given, value, kind).any()
     ):

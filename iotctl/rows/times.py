@@ -1,7 +1,7 @@
-"""A file's time column as milliseconds: by a unit and a zone that are said, never cut in silence.
+"""Converts a file's time column to milliseconds, by a unit and a zone, without silent loss of digits.
 
-Whole numbers count the unit; text that is none is ISO 8601; timestamps have a unit of their own. A time
-without a zone is read in `zone`. Digits below a millisecond are refused unless `truncate`.
+Whole numbers count the unit; other text is ISO 8601; timestamps have their own unit. A time without a zone is
+read in `zone`. Digits below a millisecond are refused unless `truncate`.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,16 @@ AUTO = "auto"
 PER_MS = {"us": 1_000, "ns": 1_000_000}
 
 SECONDS_FROM, SECONDS_TO = 315_532_800, 4_102_444_800
-"""1980 to 2100 in seconds. As milliseconds these numbers are of January and February 1970: where most lie
-there, or others are of 1980 to 2100 in milliseconds and none of the ten years between, they are seconds. A
-series that goes on from 1970 has none."""
+"""1980 to 2100 in seconds. As milliseconds these numbers are in January and February 1970. They are taken for
+seconds if most numbers are in this range, or if others are in 1980 to 2100 as milliseconds and none in
+between: a series in milliseconds that began in 1970 has times in between."""
 
 MS_TO = 10**14
-"""The year 5138. Where most numbers are larger, they count something shorter than a millisecond."""
+"""The year 5138. If most numbers are larger, their unit is shorter than a millisecond."""
 
 
 class TimeRule(msgspec.Struct, frozen=True):
-    """`unit` of whole numbers, one of auto, s, ms, us, ns; `zone` of times that name none."""
+    """`unit` of whole numbers: auto, s, ms, us or ns; `zone` of times without a zone."""
 
     unit: str = AUTO
     zone: str = "UTC"
@@ -41,21 +41,21 @@ class TimeRule(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Seen:
-    """What a time column turned out to hold."""
+    """Counts of the kinds of times in a column."""
 
     naive: int = 0
     """Times without a zone."""
 
     dates: int = 0
-    """Whole numbers that are a date in writing, such as 20240501 or 202405011200."""
+    """Whole numbers that look like a written date, such as 20240501 or 202405011200."""
 
     numbers: int = 0
     seconds: int = 0
     between: int = 0
     recent: int = 0
     beyond: int = 0
-    """Whole numbers; those from `SECONDS_FROM` to `SECONDS_TO`; those between these and the same years in
-    milliseconds; those of the same years in milliseconds; those past `MS_TO`."""
+    """`numbers`: all whole numbers; `seconds`: from `SECONDS_FROM` to `SECONDS_TO`; `recent`: the same years
+    in milliseconds; `between`: between these two ranges; `beyond`: past `MS_TO`."""
 
     def add(self, other: "Seen") -> None:
         self.naive += other.naive
@@ -69,7 +69,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Times:
-    """int64 milliseconds, null where some mask of `bad` holds."""
+    """`values`: int64 milliseconds, null where a mask of `bad` is true."""
 
     values: pa.Array
     bad: list[tuple[Mask, str]]
@@ -77,7 +77,7 @@ class Times:
 
 
 def check_zone(zone: str) -> None:
-    """Raises `UsageProblem` for one that there is not."""
+    """Raises `UsageProblem` for an unknown time zone."""
     try:
         pc.assume_timezone(pa.array([0], pa.timestamp("ms")), zone)
     except pa.ArrowException:
@@ -87,15 +87,14 @@ def check_zone(zone: str) -> None:
 
 
 def check_unit(seen: Seen, rule: TimeRule, *, name: str, where: str) -> None:
-    """Raises `InputProblem` where the numbers' unit must be said."""
+    """Raises `InputProblem` if the operator must name the unit of the numbers."""
     if rule.unit != AUTO or not seen.numbers:
         return
     if seen.dates * 2 > seen.numbers:
         raise InputProblem(
-            f"{name}: most times are dates without their marks",
+            f"{name}: most times look like dates written without separators",
             why="as milliseconds they would be other days",
-            next="nothing was written; write them like 2024-05-01T12:00 (or say what they count:"
-            " --time-unit ms)",
+            next="nothing was written; write times like 2024-05-01T12:00 (or add --time-unit ms)",
             where=where,
         )
     if seen.seconds * 2 > seen.numbers:
@@ -117,7 +116,7 @@ def check_unit(seen: Seen, rule: TimeRule, *, name: str, where: str) -> None:
 
 
 def look_like_dates(numbers: npt.NDArray[np.int64]) -> Mask:
-    """Which are a date of the years 1900 to 2199 in writing: yyyymmdd, also with hhmm or hhmmss."""
+    """Which numbers look like a date of the years 1900 to 2199: yyyymmdd, also with hhmm or hhmmss."""
     found = np.zeros(len(numbers), np.bool_)
     for clock in (1, 10**4, 10**6):
         day, rest = np.divmod(numbers, clock)
@@ -138,10 +137,10 @@ def look_like_dates(numbers: npt.NDArray[np.int64]) -> Mask:
 
 
 def read_times(column: pa.Array, rule: TimeRule, cast: Cast) -> Times:
-    """`cast` casts one array and marks the values that refuse.
+    """The column as milliseconds. `cast` casts an array and marks the values that cannot be cast.
 
     Raises:
-        InputProblem: a column of a type that no time has.
+        InputProblem: the type of the column cannot hold times.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -159,7 +158,7 @@ def read_times(column: pa.Array, rule: TimeRule, cast: Cast) -> Times:
     elif pa.types.is_null(kind):
         times = Times(pa.nulls(len(column), pa.int64()), [])
     else:
-        raise InputProblem(f"a column of type {kind} holds no times", next="name another one with --time")
+        raise InputProblem(f"a column of type {kind} holds no times", next="name another column with --time")
     return _within_calendar(times)
 
 
@@ -169,7 +168,7 @@ def _texts(text: pa.Array, rule: TimeRule, cast: Cast) -> Times:
     none = pa.scalar(None, pa.string())
     numbers, bad_numbers = cast(pc.if_else(whole, trimmed, none), pa.int64())
     counted = _numbers(numbers, rule)
-    # Zeros below a millisecond say nothing; other digits do.
+    # Zeros below a millisecond lose nothing if cut; other digits do.
     iso = pc.replace_substring_regex(
         pc.if_else(whole, none, trimmed), pattern=r"(\.\d{3})0+($|[^\d])", replacement=r"\1\2"
     )
@@ -193,7 +192,7 @@ _BELOW = "has digits below a millisecond (--truncate-times cuts them)"
 
 
 def _numbers(numbers: pa.Array, rule: TimeRule) -> Times:
-    """Counts of the unit; `auto` is milliseconds, and `check_unit` looks whether that can be."""
+    """Numbers in the unit; `auto` is milliseconds, which `check_unit` checks for plausibility."""
     seen = Seen(
         dates=int(np.count_nonzero(look_like_dates(numbers.fill_null(0).to_numpy()))),
         numbers=len(numbers) - numbers.null_count,
@@ -233,12 +232,12 @@ def _stamps(column: pa.Array, rule: TimeRule) -> Times:
         numbers = column.cast(pa.int64())
     if naive and rule.zone != "UTC":
         numbers, odd = _localised(numbers, rule.zone)
-        bad.append((odd, f"there is no such time in {rule.zone}, or it is there twice"))
+        bad.append((odd, f"this local time does not exist in {rule.zone}, or exists twice"))
     return Times(numbers, bad, seen)
 
 
 def _localised(numbers: pa.Array, zone: str) -> tuple[pa.Array, Mask]:
-    """UTC of local times; those that a change of the clocks leaves out or repeats are marked."""
+    """UTC of local times, and a mask of those that a clock change skips or repeats."""
     local = numbers.cast(pa.timestamp("ms"))
     early, late = (
         pc.assume_timezone(local, zone, ambiguous=way, nonexistent=way).cast(pa.int64())

@@ -170,16 +170,16 @@ def test_parquet_with_timestamps(spec: Path) -> None:
     "header,words,says",
     [
         ("time,v,v", (), "two columns are named 'v'"),
-        ("time,Temp,temp", (), "columns 'Temp' and 'temp' are one"),
+        ("time,Temp,temp", (), "columns 'Temp' and 'temp' have the same name"),
         ("ts,time,v", ("--time", "ts"), "column 'time' is not the time column"),
         ("when,v,w", (), "name columns of the file with --time"),
         ("Time,v,w", (), "did you mean 'Time'?"),
-        ("time;v;w", (), "separate the columns by commas"),
+        ("time;v;w", (), "separate the columns with commas"),
         ("time,v,w", ("--tag", "dev"), "--tag and --type"),
         ("time,v,w", ("--type", "v=BLOB"), "a BLOB cannot be written in a CSV file"),
     ],
 )
-def test_a_header_that_does_not_fit_names_the_line(
+def test_an_invalid_header_is_reported_with_its_line(
     spec: Path, header: str, words: tuple[str, ...], says: str
 ) -> None:
     """No column is ever lost in silence; each message has the place once and what helps."""
@@ -190,7 +190,7 @@ def test_a_header_that_does_not_fit_names_the_line(
     assert says in f"{failure['what']} {failure['next']}" and str(spec) not in failure["what"]
 
 
-def test_a_file_that_is_none_is_named_once(spec: Path) -> None:
+def test_a_path_that_is_not_a_file_is_reported_once(spec: Path) -> None:
     (spec / "d.csv").mkdir()
     where = ("--storage-group", "root.a", "--table", "m")
     for name, says in (("d.csv", "is a directory, not a file"), ("x.csv", "no such file")):
@@ -213,7 +213,7 @@ def test_types_are_given_to_parquet_too(spec: Path) -> None:
         assert done.code == Exit.INPUT and says in done.err and not cluster.written
 
 
-def test_an_interrupted_import_says_how_far_it_came(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_import_reports_its_progress(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are idempotent, so the next step is the same command."""
     monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 1000)
 
@@ -298,7 +298,7 @@ def test_export_can_be_imported_again(spec: Path, name: str) -> None:
     assert cluster.written[0][2].to_pylist() == rows.to_pylist()
 
 
-def test_a_ttl_is_set_shown_and_taken_back(spec: Path) -> None:
+def test_a_ttl_is_set_shown_and_removed(spec: Path) -> None:
     """It needs a table by name that is there, and a duration that keeps something."""
     columns = (Column("device", "STRING", True), Column("v", "INT32", False))
     cluster = FakeCluster(tables=[TableSchema("root.plant", t, 1, columns) for t in ("m", "n")])

@@ -87,7 +87,7 @@ def test_bad_rows_of_a_parquet_file_are_skipped_on_request(place: Path) -> None:
     assert rows_of(cluster) == [{"time": 1, "v": 1}, {"time": 5, "v": 5}]
 
 
-def test_what_a_node_would_refuse_is_found_before(place: Path) -> None:
+def test_rows_that_a_node_would_refuse_are_bad_rows(place: Path) -> None:
     """By the node's own rule: a tag that a file cannot hold is a bad row with its place."""
     done, cluster = parquet(place, {"time": [1, 2], "d": ["a", "b\0c"], "v": [1, 2]}, "--tag", "d")
     assert "NUL" in failure(done)["what"] and failure(done)["where"].endswith("row 2") and not cluster.written
@@ -98,7 +98,7 @@ def test_what_a_node_would_refuse_is_found_before(place: Path) -> None:
 SKIP = ("--on-error", "skip")
 
 
-def test_a_column_is_never_converted_unasked(place: Path) -> None:
+def test_a_column_is_only_converted_on_request(place: Path) -> None:
     """Text into a DOUBLE column and DOUBLE into FLOAT are refused by name; --type says that it is meant."""
     table = TableSchema("root.a", "m", 1, (Column("v", "FLOAT", False), Column("w", "DOUBLE", False)))
     for rows, name in (({"v": [0.1]}, "v=FLOAT"), ({"w": ["1.5"]}, "w=DOUBLE")):
@@ -131,14 +131,14 @@ def test_a_dry_run_shows_the_table_samples_and_series(place: Path) -> None:
     found = "\n".join(body["found"])
     for text in (
         "root.a.m is a new table: dev STRING tag, v DOUBLE, c STRING",
-        "2 rows of 2 series from 1970-01-01T00:00:00",
+        "2 rows in 2 series from 1970-01-01T00:00:00",
         "such as time=1, dev=a, v=1.5, c=007",
-        "c is a STRING, because it has leading zeros (--type c=INT64 drops them)",
+        "c is a STRING because it has leading zeros (--type c=INT64 drops them)",
     ):
         assert text in found, (text, found)
 
 
-def test_rows_past_the_ttl_and_tags_without_a_column_are_told(place: Path) -> None:
+def test_rows_past_the_ttl_and_tags_without_a_column_are_reported(place: Path) -> None:
     columns = (Column("dev", "STRING", True), Column("room", "STRING", True), Column("v", "INT64", False))
     cluster = FakeCluster(tables=[TableSchema("root.a", "m", 1, columns, ttl_ms=86_400_000)])
     done, _ = csv(place, "time,dev,v\n1,a,1\n2,b,2\n", cluster=cluster)
@@ -155,11 +155,11 @@ def test_rows_past_the_ttl_and_tags_without_a_column_are_told(place: Path) -> No
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (Unavailable("no quorum"), Exit.PARTLY, "200000 of 200010 rows are written, the others are not"),
+        (Unavailable("no quorum"), Exit.PARTLY, "200000 of 200010 rows were written, the others were not"),
         (
             OutcomeUnknown("lost", rows_acknowledged=4),
             Exit.UNKNOWN,
-            "200004 of 200010 rows are written, others may be",
+            "200004 of 200010 rows were written, others may be",
         ),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_write_that_fails_halfway_says_how_much_is_written(
     pq.write_table(pa.table({"time": range(200_010), "v": range(200_010)}), place / "a.parquet")
     done, _ = load(place, "a.parquet", cluster=Failing())
     found = failure(done, code)
-    assert found["what"] == says and "run the same command again" in found["next"]
+    assert found["what"] == says and "repeat the command" in found["next"]
     done, _ = load(place, "a.parquet", cluster=FakeCluster(error=Unavailable("no quorum")))
     assert failure(done, Exit.UNREACHABLE)
 
@@ -247,7 +247,7 @@ def test_a_number_too_large_for_its_type_is_not_infinite(place: Path, kind: str,
     assert [r["v"] for r in rows_of(cluster)] == [float("inf"), float("-inf")]
 
 
-def test_large_numbers_that_a_double_holds_are_taken(place: Path) -> None:
+def test_large_numbers_that_a_double_can_hold_are_accepted(place: Path) -> None:
     done, cluster = csv(place, f"time,v\n1,1.5\n2,{2**60}\n3,-{2**53}\n")
     assert done.code == 0 and [r["v"] for r in rows_of(cluster)] == [1.5, 2.0**60, -(2.0**53)]
 
@@ -268,7 +268,7 @@ def test_leading_zeros_make_a_code(place: Path) -> None:
 @pytest.mark.parametrize(
     ("stamp", "unit"), [(NOON, "s"), (NOON * 1000, "ms"), (NOON * 10**6, "us"), (NOON * 10**9, "ns")]
 )
-def test_a_unit_is_said_or_likely(place: Path, stamp: int, unit: str) -> None:
+def test_an_unlikely_unit_must_be_named(place: Path, stamp: int, unit: str) -> None:
     """E6: seconds are not 1970 and nanoseconds not the far future: what is no likely millisecond is refused
     until the unit is said; in CSV and Parquet alike."""
     for suffix, load_it in (("csv", csv), ("parquet", parquet)):
@@ -283,7 +283,7 @@ def test_a_unit_is_said_or_likely(place: Path, stamp: int, unit: str) -> None:
         assert done.code == 0 and rows_of(cluster)[0]["time"] == NOON * 1000, (suffix, done.err)
 
 
-def test_a_few_seconds_among_milliseconds_are_not_1970(place: Path) -> None:
+def test_a_few_seconds_among_milliseconds_are_refused(place: Path) -> None:
     """E6: one device that counts otherwise; refused with its number until the unit is said."""
     text = f"time,v\n{NOON * 1000},1\n{NOON * 1000 + 1},2\n{NOON},3\n"
     done, cluster = csv(place, text)
@@ -293,7 +293,7 @@ def test_a_few_seconds_among_milliseconds_are_not_1970(place: Path) -> None:
     assert done.code == 0 and len(rows_of(cluster)) == 3
 
 
-def test_milliseconds_that_go_on_from_1970_are_milliseconds(place: Path) -> None:
+def test_milliseconds_that_begin_in_1970_are_milliseconds(place: Path) -> None:
     """E6: some of a series that begins at 0 could be seconds; they are none: the others are not of today."""
     for weeks in (60, 3_000):
         _check_weeks(place, [week * 604_800_000 for week in range(weeks)])
@@ -312,7 +312,9 @@ def _check_weeks(place: Path, times: list[int]) -> None:
         ("2020-01-01T00:00:00.123400001+01:00", 1_577_833_200_123),
     ],
 )
-def test_digits_below_a_millisecond_are_never_cut_in_silence(place: Path, stamp: str, kept: int) -> None:
+def test_digits_below_a_millisecond_are_refused_unless_cut_on_request(
+    place: Path, stamp: str, kept: int
+) -> None:
     """E6: refused with their line, unless it is asked for."""
     words = ("--time-unit", "ns") if stamp.isdigit() else ()
     done, cluster = csv(place, f"time,v\n{stamp},1\n", *words)
@@ -321,7 +323,7 @@ def test_digits_below_a_millisecond_are_never_cut_in_silence(place: Path, stamp:
     assert done.code == 0 and rows_of(cluster)[0]["time"] == kept
 
 
-def test_numbers_with_a_fraction_are_no_times(place: Path) -> None:
+def test_numbers_with_a_fraction_are_not_times(place: Path) -> None:
     """A column that pandas made DOUBLE for its gaps is taken where its times are whole."""
     done, cluster = parquet(place, {"time": [1.0, 2.0], "v": [1, 2]})
     assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == [1, 2]
@@ -329,7 +331,7 @@ def test_numbers_with_a_fraction_are_no_times(place: Path) -> None:
     assert "not a whole number" in failure(done)["what"] and not cluster.written
 
 
-def test_zeros_below_a_millisecond_are_no_digits(place: Path) -> None:
+def test_zeros_below_a_millisecond_are_accepted(place: Path) -> None:
     done, cluster = csv(place, "time,v\n2020-01-01T00:00:00.120000000Z,1\n2020-01-01T00:00:00.5,1\n")
     assert done.code == 0, done.err
     assert [r["time"] for r in rows_of(cluster)] == [1_577_836_800_120, 1_577_836_800_500]
@@ -345,11 +347,11 @@ def test_timestamps_of_parquet_keep_their_precision_or_are_refused(place: Path) 
         assert done.code == 0 and rows_of(cluster)[0]["time"] == 1_577_836_800_123
 
 
-def test_times_without_a_zone_are_read_in_one_that_is_said(place: Path) -> None:
+def test_times_without_a_zone_are_read_in_the_named_zone(place: Path) -> None:
     """E6: UTC unless --time-zone names another; the output says how many; what has a zone keeps it."""
     text = "time,v\n2020-07-01T12:00:00,1\n2020-01-01T12:00:00,2\n2020-01-01T12:00:01Z,3\n"
     done, cluster = csv(place, text)
-    assert "2 times name no zone and are read in UTC (--time-zone)" in done.err
+    assert "2 times have no zone and are read in UTC (--time-zone)" in done.err
     utc = [r["time"] for r in rows_of(cluster)]
     done, cluster = csv(place, text, "--time-zone", "Europe/Berlin")
     berlin = [r["time"] for r in rows_of(cluster)]
@@ -357,15 +359,15 @@ def test_times_without_a_zone_are_read_in_one_that_is_said(place: Path) -> None:
     assert json.loads(done.out)["naive_times"] == 2 and json.loads(done.out)["time_zone"] == "Europe/Berlin"
     naive = {"time": pa.array([1_577_880_000_000], pa.timestamp("ms")), "v": [1]}
     done, cluster = parquet(place, naive, "--time-zone", "+02:00")
-    assert rows_of(cluster)[0]["time"] == 1_577_880_000_000 - 7_200_000 and "1 times name no zone" in done.err
+    assert rows_of(cluster)[0]["time"] == 1_577_880_000_000 - 7_200_000 and "1 times have no zone" in done.err
     assert csv(place, text, "--time-zone", "Mars/Base")[0].code == Exit.USAGE
     assert csv(place, text, "--time-unit", "hours")[0].code == Exit.USAGE
 
 
 @pytest.mark.parametrize("local", ["2020-03-29T02:30:00", "2020-10-25T02:30:00"])
-def test_local_times_that_are_not_there_or_twice_are_refused(place: Path, local: str) -> None:
+def test_nonexistent_and_ambiguous_local_times_are_refused(place: Path, local: str) -> None:
     done, cluster = csv(place, f"time,v\n{local},1\n", "--time-zone", "Europe/Berlin")
-    assert "there is no such time in Europe/Berlin, or it is there twice" in failure(done)["what"]
+    assert "this local time does not exist in Europe/Berlin, or exists twice" in failure(done)["what"]
     assert failure(done)["where"].endswith(":2") and not cluster.written
 
 
@@ -388,7 +390,7 @@ def test_a_header_with_a_line_break_is_refused(place: Path, header: str) -> None
 
 
 @pytest.mark.parametrize("group", ["../../etc", "root..z", "x" * 70_000, "root.\x1b", "root."])
-def test_names_have_a_grammar_that_the_error_tells(place: Path, group: str) -> None:
+def test_an_invalid_name_is_refused_with_the_grammar(place: Path, group: str) -> None:
     """E10: an import and a write by hand alike; nothing is sent."""
     (place / "a.csv").write_text("time,v\n1,2\n")
     for words in (("data", "import", "a.csv"), ("data", "write", "v=1", "--create")):
@@ -398,7 +400,7 @@ def test_names_have_a_grammar_that_the_error_tells(place: Path, group: str) -> N
         assert not cluster.written and len(done.err) < 1000
 
 
-def test_an_upper_case_name_is_said_to_be_lower_case(place: Path) -> None:
+def test_an_upper_case_name_is_reported_as_lower_case(place: Path) -> None:
     """E10: it was lowered without a word."""
     (place / "a.csv").write_text("time,v\n1,2\n")
     named = ("--storage-group", "Root.A", "--table", "M")
@@ -406,32 +408,32 @@ def test_an_upper_case_name_is_said_to_be_lower_case(place: Path) -> None:
     assert done.code == 0 and "names are lower case: root.a.m" in done.err
 
 
-def test_series_that_collapse_for_want_of_a_tag_are_refused(place: Path) -> None:
+def test_series_that_collapse_without_a_tag_are_refused(place: Path) -> None:
     """E10: two devices, one time: without --tag one value would be lost. The dry run says one series."""
     text = "time,dev,v\n1,a,1\n1,b,2\n2,a,3\n"
     for words in ((), ("--dry-run",)):
         done, cluster = csv(place, text, *words)
         found = failure(done)
-        assert found["what"] == "2 rows have the time of another row and other values"
+        assert found["what"] == "2 rows have the same time as another row but other values"
         assert "--tag" in found["next"] and "--on-duplicate last" in found["next"] and not cluster.written
     done, cluster = csv(place, text, "--on-duplicate", "last")
     assert done.code == 0 and json.loads(done.out)["series"] == 1
-    assert "of 1 series, because no column is a tag (--tag)" in done.err and "the last stays" in done.err
+    assert "in 1 series, because no column is a tag (--tag)" in done.err and "the last is kept" in done.err
     done, _ = csv(place, text, "--tag", "dev")
     assert done.code == 0 and json.loads(done.out)["series"] == 2
 
 
-def test_rows_of_one_key_that_do_not_contradict_are_taken(place: Path) -> None:
+def test_rows_with_the_same_key_and_no_conflict_are_accepted(place: Path) -> None:
     """Equal rows, and rows that fill different cells: nothing is lost."""
     done, cluster = csv(place, "time,dev,v,w\n1,a,1,\n1,a,,2\n1,a,1,2\n2,a,3,\n", "--tag", "dev")
     assert done.code == 0 and len(rows_of(cluster)) == 4, done.err
-    assert "3 rows are given more than once" in done.err
+    assert "3 rows occur more than once" in done.err
 
 
 # --- one row --------------------------------------------------------------------------------------
 
 
-def test_a_slip_in_a_name_makes_no_table_and_no_column(place: Path) -> None:
+def test_a_mistyped_name_creates_no_table_and_no_column(place: Path) -> None:
     """E10: `data write` creates on request only."""
     table = TableSchema("root.a", "m", 1, (Column("dev", "STRING", True), Column("v", "INT64", False)))
     cluster = FakeCluster(tables=[table])
@@ -472,7 +474,7 @@ def test_a_file_without_a_good_row_writes_nothing_and_says_so(place: Path) -> No
         (pa.array([1, 2]).cast(pa.decimal128(30, 2)), "decimal"),
     ],
 )
-def test_a_type_that_no_table_has_is_named_with_what_to_do(place: Path, column: pa.Array, kind: str) -> None:
+def test_an_unsupported_type_is_reported_with_the_fix(place: Path, column: pa.Array, kind: str) -> None:
     """E4: the file, the column, and the option that helps."""
     done, cluster = parquet(place, {"time": [1, 2], "odd": column})
     found = failure(done)
@@ -480,7 +482,7 @@ def test_a_type_that_no_table_has_is_named_with_what_to_do(place: Path, column: 
     assert "--type odd=" in found["next"] and not cluster.written
 
 
-def test_text_that_is_not_utf_8_is_told_with_what_to_do(place: Path) -> None:
+def test_text_that_is_not_utf_8_is_reported_with_the_fix(place: Path) -> None:
     (place / "a.csv").write_bytes("time,city\n1,M\u00fcnchen\n".encode("latin-1"))
     done, _ = load(place, "a.csv")
     assert "UTF-8" in failure(done)["next"]
@@ -509,9 +511,7 @@ def test_text_with_line_breaks_is_kept_and_later_lines_are_counted(
 @pytest.mark.parametrize("rest", ["", "\n", "\n4,j\n", "\r\n"])
 @pytest.mark.parametrize("first", ["z", '5" pipe', '"a\nb"'])
 @pytest.mark.parametrize("words", [(), SKIP])
-def test_a_quote_that_is_not_closed_takes_no_row_away(
-    place: Path, rest: str, first: str, words: Sequence[str]
-) -> None:
+def test_an_unclosed_quote_loses_no_row(place: Path, rest: str, first: str, words: Sequence[str]) -> None:
     done, cluster = csv(place, f'time,s\n0,{first}\n1,"abc\n2,def\n3,ghi{rest}', *words)
     assert failure(done)["what"] == "a quote is not closed"
     assert failure(done)["where"].endswith(":4" if "b" in first else ":3") and not cluster.written
@@ -520,7 +520,7 @@ def test_a_quote_that_is_not_closed_takes_no_row_away(
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
 @pytest.mark.parametrize("last", ["2,b", '2,"b"', '2,"b\nc"', '2,5" pipe', "2,b,c", '2,"b",c'])
 @pytest.mark.parametrize("block", [64, 8 << 20])
-def test_the_last_row_is_as_any_other(
+def test_the_last_row_is_treated_like_any_other(
     place: Path, end: str, last: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one with too many values, and behind a quote that is a letter."""
@@ -534,15 +534,13 @@ def test_the_last_row_is_as_any_other(
     assert done.code == 0 and not cluster.written, done.err
 
 
-def test_a_quote_that_is_not_closed_in_a_long_file_is_named(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unclosed_quote_in_a_long_file_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 64)
     done, cluster = csv(place, 'time,s\n0,z\n1,"abc\n' + "".join(f"{n},def\n" for n in range(2, 50)))
     assert "a quote is not closed" in failure(done)["what"] and not cluster.written
 
 
-def test_a_quote_within_a_value_is_a_letter(place: Path) -> None:
+def test_a_quote_within_a_value_is_text(place: Path) -> None:
     done, cluster = csv(place, 'time,s\n1,5" pipe\n2,"a ""b"""\n')
     assert done.code == 0 and [r["s"] for r in rows_of(cluster)] == ['5" pipe', 'a "b"']
 
@@ -562,17 +560,17 @@ def test_rows_that_overwrite_each_other_are_found_however_far_apart(
         assert done.code == code, done.err
         assert bool(cluster.written) == (code == 0)
         if cluster.written:
-            assert f"{2 * count} rows are given more than once" in done.err
+            assert f"{2 * count} rows occur more than once" in done.err
         else:
-            assert f"{2 * count} rows have the time" in failure(done)["what"]
+            assert f"{2 * count} rows have the same time" in failure(done)["what"]
             assert "time=0" in failure(done)["why"]
 
 
-def test_rows_of_one_key_that_say_different_things_of_other_fields_do_not_differ(place: Path) -> None:
+def test_rows_with_the_same_key_and_different_fields_do_not_conflict(place: Path) -> None:
     done, cluster = csv(place, "time,a,b\n1,1,\n1,,2\n1,1,2\n2,5,\n")
-    assert done.code == 0 and "3 rows are given more than once" in done.err and cluster.written
+    assert done.code == 0 and "3 rows occur more than once" in done.err and cluster.written
     done, cluster = csv(place, "time,a,b\n1,1,\n1,,2\n1,,3\n2,5,\n")
-    assert "3 rows have the time" in failure(done)["what"] and not cluster.written
+    assert "3 rows have the same time" in failure(done)["what"] and not cluster.written
 
 
 @pytest.mark.parametrize("change", ["grown", "emptied", "replaced", "gone"])
@@ -603,7 +601,7 @@ def test_a_file_that_changes_after_it_was_checked_is_not_written(
 
 
 @pytest.mark.parametrize("change", ["grown", "gone"])
-def test_a_file_that_changes_while_it_is_written_tells_how_much_was(
+def test_a_file_that_changes_during_the_write_reports_the_rows_written(
     place: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 1024)
@@ -660,7 +658,7 @@ def test_a_whole_number_that_a_type_would_change_is_refused(place: Path, kind: s
 @pytest.mark.parametrize(
     "value", ["100000000000000000000", "9007199254740992", "1e300", "0.1", "0" * 5000 + "7", "-0"]
 )
-def test_a_number_that_a_double_holds_is_taken(place: Path, value: str) -> None:
+def test_a_number_that_a_double_can_hold_is_accepted(place: Path, value: str) -> None:
     done, cluster = csv(place, f"time,v\n1,0.5\n2,{value}\n")
     assert done.code == 0 and rows_of(cluster)[1]["v"] == float(value)
 
@@ -697,20 +695,20 @@ def test_one_row_with_a_number_too_large_is_refused(place: Path, kind: str, valu
         (pa.array([20_000], pa.int32()), "DATE"),
     ],
 )
-def test_a_type_that_is_asked_for_changes_no_value(place: Path, values: Any, kind: str) -> None:
+def test_a_requested_type_changes_no_value(place: Path, values: Any, kind: str) -> None:
     done, cluster = parquet(place, {"time": [1], "v": values}, "--type", f"v={kind}")
     assert failure(done)["what"].startswith("v: ") and not cluster.written
 
 
 @pytest.mark.parametrize("first", [20240501, 202405011200, 20240501120000])
-def test_dates_without_their_marks_are_no_milliseconds(place: Path, first: int) -> None:
+def test_dates_without_separators_are_not_milliseconds(place: Path, first: int) -> None:
     done, cluster = csv(place, f"time,v\n{first},1\n{first + 1},2\n")
-    assert "most times are dates" in failure(done)["what"] and not cluster.written
+    assert "most times look like dates" in failure(done)["what"] and not cluster.written
     done, cluster = csv(place, f"time,v\n{first},1\n{first + 1},2\n", "--time-unit", "ms")
     assert done.code == 0 and rows_of(cluster)[0]["time"] == first
 
 
-def test_numbers_are_dates_by_the_calendar_alone() -> None:
+def test_only_numbers_of_the_calendar_look_like_dates() -> None:
     dates = [20240501, 202405012359, 20240501235959]
     others = [20241301, 20240532, 202405012400, 202405011260, 20240501126000, 20240501120060, 5, 1 << 62, -1]
     found = look_like_dates(np.array([*dates, *others], np.int64))
@@ -732,7 +730,7 @@ def test_a_tag_is_not_added_later(place: Path) -> None:
         assert not cluster.written
 
 
-def test_times_that_python_has_not_are_bad_rows(place: Path) -> None:
+def test_times_that_python_cannot_represent_are_bad_rows(place: Path) -> None:
     far = pa.array([10**15, 1], pa.timestamp("ms"))
     for rows in ({"time": far, "v": [1, 2]}, {"time": [1, 2], "v": far}):
         done, cluster = parquet(place, rows, *SKIP)
@@ -759,17 +757,17 @@ def test_an_arrow_file_is_read_batch_by_batch(place: Path) -> None:
     assert pa.concat_tables([w[2] for w in cluster.written]).equals(rows)
 
 
-def test_a_row_that_no_entry_can_carry_is_a_bad_row(place: Path) -> None:
+def test_a_row_too_large_for_a_log_entry_is_a_bad_row(place: Path) -> None:
     """It is refused before the table is made, by its place, though each of its values could be carried."""
     rows = {"time": [1, 2], **{name: ["x", name * (3 << 20)] for name in "abc"}}
     done, cluster = parquet(place, rows)
-    assert "bytes; at most" in failure(done)["what"] and failure(done)["where"].endswith("row 2")
+    assert "bytes; the limit is" in failure(done)["what"] and failure(done)["where"].endswith("row 2")
     assert not cluster.written
     done, cluster = parquet(place, rows, *SKIP)
     assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == [1]
 
 
-def test_a_date_that_no_file_holds_is_a_bad_row(place: Path) -> None:
+def test_a_date_outside_the_range_of_files_is_a_bad_row(place: Path) -> None:
     days = pa.array([-400_000, 1], pa.date32())
     done, cluster = parquet(place, {"time": [1, 2], "v": days})
     assert "is not between 1000-01-01" in failure(done)["what"] and failure(done)["where"].endswith("row 1")
@@ -777,10 +775,10 @@ def test_a_date_that_no_file_holds_is_a_bad_row(place: Path) -> None:
     assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == [2]
 
 
-def test_what_is_no_plain_file_is_told_so(place: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused(place: Path) -> None:
     os.mkfifo(place / "pipe.csv")
     done, _ = load(place, "pipe.csv")
-    assert "cannot" not in failure(done)["what"] and "read twice" in failure(done)["what"]
+    assert "no such" not in failure(done)["what"] and "read twice" in failure(done)["what"]
     (place / "a.csv").write_bytes("time,v\n1,2\n".encode("utf-16"))
     done, _ = load(place, "a.csv")
     assert "iconv -f UTF-16" in failure(done)["next"]
@@ -801,7 +799,7 @@ def test_small_floats_are_read(place: Path) -> None:
         assert done.code == 0 and [r["v"] for r in rows_of(cluster)] == [1.5, 2.0], done.err
 
 
-def test_two_zeros_and_two_kinds_of_no_number_are_equal(place: Path) -> None:
+def test_the_two_zeros_and_all_nans_are_equal(place: Path) -> None:
     strange = np.array([0x7FF8000000000000, 0x7FF8000000000001], np.uint64).view(np.float64)
     for values in ([0.0, -0.0], strange):
         done, _ = parquet(place, {"time": [1, 1], "v": values})

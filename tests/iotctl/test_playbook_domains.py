@@ -49,7 +49,7 @@ def place(tmp_path: Path) -> Path:
         ("data.import", "{file: f, storage_group: g, table: t, on_error: ignore}", "'ignore' is not one of"),
         ("data.import", "{file: f, storage_group: g, table: t, time_zone: Mars}", "'Mars' is not known"),
         ("data.import", "{file: f, storage_group: g, table: t, type: [a=NUMBER]}", "is not COLUMN=TYPE"),
-        ("data.schema", "{storage_group: g, table: t, set_ttl: 0s}", "keeps nothing"),
+        ("data.schema", "{storage_group: g, table: t, set_ttl: 0s}", "is out of range"),
         ("cluster.restart", "max_unavailable: 0", "0 is not in the range"),
     ],
 )

@@ -36,7 +36,7 @@ def cluster() -> FakeCluster:
     return FakeCluster(tables=[TableSchema("root.a", "m", 1, COLUMNS)], answers=pa.table(rows))
 
 
-def test_several_values_of_one_tag_mean_either_and_tags_are_anded() -> None:
+def test_values_of_one_tag_are_alternatives_and_tags_are_combined() -> None:
     """In parts that do not overlap, each with one value per tag; a value twice is one."""
     selection = Selection(parse_where(["Device=a", "device=b", "region=eu", "device=a", "room="]))
     assert selection.parts() == [
@@ -49,7 +49,7 @@ def test_several_values_of_one_tag_mean_either_and_tags_are_anded() -> None:
         parse_where([f"d={i}" for i in range(PARTS_MAX + 1)])
 
 
-def test_a_query_and_a_delete_mean_the_same_rows(place: Path, cluster: FakeCluster) -> None:
+def test_a_query_and_a_delete_select_the_same_rows(place: Path, cluster: FakeCluster) -> None:
     """E3: what is read, what a dry run counts, what is asked and what is deleted; none is left out."""
     where = ("--where", "device=b", "--where", "device=a")
     done = iotctl(place, "data", "query", *NAMED, *where, "-o", "json", cluster=cluster)
@@ -66,7 +66,7 @@ def test_a_query_and_a_delete_mean_the_same_rows(place: Path, cluster: FakeClust
     assert [tags for _, _, tags, _, _ in cluster.deleted] == [{"device": "b"}, {"device": "a"}]
 
 
-def test_a_delete_that_fails_halfway_says_what_is_deleted(place: Path, cluster: FakeCluster) -> None:
+def test_a_delete_that_fails_halfway_reports_the_deleted_parts(place: Path, cluster: FakeCluster) -> None:
     class Failing(FakeCluster):
         def delete(self, *words: object, **asked: object) -> DeleteReport:
             if asked["tags"] == {"device": "b"}:
@@ -76,7 +76,7 @@ def test_a_delete_that_fails_halfway_says_what_is_deleted(place: Path, cluster: 
     failing = Failing(tables=cluster.tables)
     words = ("data", "delete", *NAMED, "--where", "device=a", "--where", "device=b", "--confirm", "plant")
     done = iotctl(place, *words, cluster=failing)
-    assert done.code == Exit.UNKNOWN and "rows of device=a are deleted, the rest may not be" in done.err
+    assert done.code == Exit.UNKNOWN and "rows of device=a were deleted, the rest may not be" in done.err
     alone = iotctl(place, "data", "delete", *NAMED, "--where", "device=b", *words[-2:], cluster=failing)
     assert alone.code == Exit.UNREACHABLE, "nothing was deleted"
 
@@ -134,7 +134,7 @@ def test_a_node_ahead_of_the_operator_decides_what_expires(place: Path, cluster:
         ("weak", (5_000, -1, 9_000), None, "warning: read weak: no leader confirmed how old these rows are"),
     ],
 )
-def test_a_read_that_is_not_strong_says_how_old_it_is(
+def test_a_read_that_is_not_strong_shows_its_age(
     place: Path, cluster: FakeCluster, read: str, ages: tuple[int, ...], age_ms: int | None, said: str
 ) -> None:
     """A11: by the oldest answer, of all parts of a selection; on stderr beside the rows, and in JSON."""
@@ -247,7 +247,7 @@ def test_a_table_is_dropped_with_its_rows_by_name_only(place: Path, cluster: Fak
     assert iotctl(place, *words, "--yes", cluster=empty).code == 0 and not empty.tables
 
 
-def test_an_export_replaces_no_file_unasked(place: Path, cluster: FakeCluster) -> None:
+def test_an_export_only_replaces_a_file_on_request(place: Path, cluster: FakeCluster) -> None:
     words = ("data", "export", *NAMED, "--to")
     (place / "x.csv").write_text("of a person")
     (place / "empty.csv").touch()
@@ -276,13 +276,13 @@ def test_an_export_goes_where_a_link_points_and_into_a_pipe(place: Path, cluster
 
 
 @pytest.mark.parametrize("to", ["circle.csv", "/", "d" * 300 + ".csv", "no/such/x.csv"])
-def test_an_export_that_cannot_be_written_says_so(place: Path, cluster: FakeCluster, to: str) -> None:
+def test_an_export_that_cannot_be_written_is_reported(place: Path, cluster: FakeCluster, to: str) -> None:
     (place / "circle.csv").symlink_to("circle.csv")
     done = iotctl(place, "data", "export", *NAMED, "--format", "csv", "--to", to, cluster=cluster)
     assert done.code == Exit.INPUT and "cannot be written" in done.err
 
 
-def test_an_export_goes_into_what_is_open_already(place: Path, cluster: FakeCluster) -> None:
+def test_an_export_can_write_to_an_open_descriptor(place: Path, cluster: FakeCluster) -> None:
     """As a shell gives it: `--to >(gzip)`, `--to /dev/stdout`."""
     out, into = os.pipe()
     words = ("data", "export", *NAMED, "--format", "csv", "--to", f"/dev/fd/{into}")
@@ -305,7 +305,7 @@ def test_an_export_goes_into_what_is_open_already(place: Path, cluster: FakeClus
         ("0001-01-01", -62_135_596_800_000),
     ],
 )
-def test_a_time_is_what_it_says(text: str, found: int) -> None:
+def test_times_are_parsed_exactly(text: str, found: int) -> None:
     assert parse_time(text) == found
 
 
@@ -324,7 +324,7 @@ def test_a_time_is_what_it_says(text: str, found: int) -> None:
         ("\u00b2", "is not a time"),
     ],
 )
-def test_a_time_that_may_mean_something_else_is_refused(text: str, why: str) -> None:
+def test_an_ambiguous_time_is_refused(text: str, why: str) -> None:
     """A delete would go from 1970 on, or take a millisecond more than it was told."""
     with pytest.raises(UsageProblem, match=why):
         parse_time(text)
