@@ -1,4 +1,4 @@
-"""A saved plan, read back: is it still true, and which changes does it stand for?"""
+"""Loads a saved plan, checks that it is still valid, and turns its steps into changes."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,12 @@ from nodeagent.partition.ranges import SlotRanges, count, from_slots
 from nodeagent.partition.ring import RingNode
 from nodeagent.partition.table import PartitionTable
 
-_MAKE = "make one, such as with `iotctl plan add-node NODE --out FILE` or `iotctl plan spec --out FILE`"
+_MAKE = (
+    "make a plan, for example with `iotctl plan add-node NODE --out FILE` or `iotctl plan spec --out FILE`"
+)
 
 
-_DEEP = "it is nested too deeply"
+_DEEP = "the file is nested too deeply"
 
 
 def to_json(plan: Plan) -> str:
@@ -47,7 +49,7 @@ def from_yaml(text: str, where: str = "") -> Plan:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
-        why = error.problem or "it is not YAML"
+        why = error.problem or "the file is not YAML"
         raise InputProblem("this is not a plan", why=why, next=_MAKE, where=place) from error
     except (yaml.YAMLError, msgspec.MsgspecError) as error:
         why = str(error).splitlines()[0]
@@ -56,13 +58,13 @@ def from_yaml(text: str, where: str = "") -> Plan:
 
 def _known(plan: Plan, where: str) -> Plan:
     if plan.format_version != FORMAT_VERSION:
-        why = f"format_version is {plan.format_version}, known is {FORMAT_VERSION}"
-        raise InputProblem("this plan has another format", why=why, next=_MAKE, where=where)
+        why = f"format_version is {plan.format_version}, this iotctl reads {FORMAT_VERSION}"
+        raise InputProblem("this plan has an unknown format", why=why, next=_MAKE, where=where)
     return plan
 
 
 def plan_again(plan: Plan) -> str:
-    """The command that makes the same plan for the cluster as it is now."""
+    """The command that makes the same plan for the present state of the cluster."""
     if plan.from_spec:
         return "iotctl plan spec --out FILE"
     named = (n for s in plan.steps for n in (s.replaces, s.node) if n)
@@ -70,20 +72,24 @@ def plan_again(plan: Plan) -> str:
 
 
 def check_fresh(plan: Plan, table_version: int, spec_hash: str) -> None:
-    """Refuse a plan that was made for another table or another cluster.yaml."""
+    """Raises `RefusedProblem` for a plan that was made for another table or another cluster.yaml."""
     if plan.table_version != table_version:
         why = f"it was made for table version {plan.table_version}, the cluster has {table_version}"
-        raise RefusedProblem("the plan is stale", why=why, next=plan_again(plan))
+        raise RefusedProblem("the plan is stale; nothing was changed", why=why, next=plan_again(plan))
     if plan.spec_hash != spec_hash:
-        raise RefusedProblem("the plan is stale", why="cluster.yaml has changed since", next=plan_again(plan))
+        raise RefusedProblem(
+            "the plan is stale; nothing was changed",
+            why="cluster.yaml has changed since it was made",
+            next=plan_again(plan),
+        )
 
 
 def is_carried_out(plan: Plan, table: PartitionTable, changed_at: Sequence[int]) -> bool:
-    """Whether `table` is the one that `plan` leads to, by the plan's own changes and no other.
+    """Whether `table` is the result of `plan`, reached by the plan's own changes and no others.
 
     Args:
-        changed_at: which version each change that is done was made for. A version is the index of a log
-            entry, so they do not follow each other by one.
+        changed_at: the table version for which each completed change was made. A version is the index of a
+            log entry, so versions are not consecutive.
     """
     since = sorted(v for v in changed_at if v >= plan.table_version)
     final = {m.slot: m.target for m in plan.moves}
@@ -99,11 +105,11 @@ def is_carried_out(plan: Plan, table: PartitionTable, changed_at: Sequence[int])
 
 
 def changes_of(plan: Plan, table: PartitionTable) -> tuple[Change, ...]:
-    """The changes the plan's steps stand for, from `table` on (the one it was made for).
+    """The changes that the plan's steps describe, starting from `table`, for which the plan was made.
 
     Raises:
         RefusedProblem: the plan was refused when it was made, or is stale.
-        InputProblem: its moves and steps do not fit the table (an edited file).
+        InputProblem: its moves and steps do not match the table (an edited file).
     """
     if plan.refusals:
         raise RefusedProblem("the plan was refused", why=plan.refusals[0].reason, next=plan.refusals[0].next)
@@ -117,7 +123,8 @@ def changes_of(plan: Plan, table: PartitionTable) -> tuple[Change, ...]:
             taken += step.slots
             if len(moves) < step.slots or any(current.route(m.slot) != m.source for m in moves):
                 raise InputProblem(
-                    f"the moves of step {step.kind} {step.node} do not fit", next=plan_again(plan)
+                    f"the moves of step {step.kind} {step.node} do not match the partition table",
+                    next=plan_again(plan),
                 )
             gains: dict[str, SlotRanges] = {
                 target: from_slots(m.slot for m in moves if m.target == target)
@@ -138,7 +145,7 @@ def changes_of(plan: Plan, table: PartitionTable) -> tuple[Change, ...]:
             changes.append(change_between(kind, step.node, current, new, plan.replicas))
     except (NodeAgentError, ValueError) as error:
         raise InputProblem(
-            "the plan does not fit the table", why=str(error), next=plan_again(plan)
+            "the plan does not match the partition table", why=str(error), next=plan_again(plan)
         ) from error
     if taken != len(plan.moves):
         raise InputProblem("the plan has moves that belong to no step", next=plan_again(plan))

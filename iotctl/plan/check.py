@@ -1,4 +1,4 @@
-"""Preconditions that can be judged before anything is asked of the cluster."""
+"""Preconditions of a plan that can be checked before the cluster is asked to change."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,8 +11,8 @@ from nodeagent.partition.change import Change
 from nodeagent.partition.ring import Ring
 
 LAYOUT_NEXT = {
-    "zones": "change as many nodes of every zone in one plan, or say --accept-layout",
-    "weights": "choose weights closer to each other, or say --accept-layout",
+    "zones": "change the same number of nodes in every zone in one plan, or add --accept-layout",
+    "weights": "choose weights that differ less, or add --accept-layout",
 }
 
 
@@ -35,7 +35,7 @@ def check_add(facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None
 
 
 def check_remove(facts: ClusterFacts, nodes: Sequence[NodeId], comes: int = 0) -> tuple[Refusal, ...]:
-    """`comes`: so many nodes are added by the same plan."""
+    """`comes`: how many nodes the same plan adds."""
     out = list(_names(nodes))
     out += [_unknown(n) for n in nodes if n not in facts.table.ring]
     left = len(facts.table.ring) + comes - len(nodes)
@@ -55,7 +55,7 @@ def check_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> tuple[Refusa
 
 
 def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Refusal]:
-    """Every group that gives or takes slots or changes members needs a live majority of its members today."""
+    """Every group that loses or gains slots or changes members needs a live majority of its members."""
     affected: dict[NodeId, tuple[NodeId, ...]] = {}
     for change in changes:
         moving = [h for m in change.moves for h in (m.source, m.target)]
@@ -68,7 +68,7 @@ def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Re
             down = [n for n in members if n not in live]
             names = ", ".join(down)
             reason = f"group {header} has {len(live)} of {len(members)} members live (down: {names})"
-            recover = f"gone for ever: iotctl cluster recover {' '.join(down)}"
+            recover = f"if permanently lost: iotctl cluster recover {' '.join(down)}"
             yield Refusal("no_quorum", header, reason, f"{facts.start or f'start {names}'}; {recover}")
 
 
@@ -81,12 +81,14 @@ def check_newcomers(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Iterator[Re
 def check_disks(peaks: Sequence[NodePeak]) -> Iterator[Refusal]:
     for peak in peaks:
         if peak.free_bytes is not None and peak.extra_bytes > peak.free_bytes:
-            reason = f"node {peak.node} needs {peak.extra_bytes} more bytes and has {peak.free_bytes} free"
-            yield Refusal("disk_full", peak.node, reason, "free or add disk, or plan fewer nodes at once")
+            reason = f"node {peak.node} needs {peak.extra_bytes} more bytes but has {peak.free_bytes} free"
+            yield Refusal(
+                "disk_full", peak.node, reason, "free or add disk space, or plan fewer nodes at once"
+            )
 
 
 def check_layout(facts: ClusterFacts, final: Ring) -> Iterator[Refusal]:
-    """Zones and weights that the final ring does not meet, unless it meets them no better today."""
+    """Layout violations of the final ring that today's ring does not have to the same degree."""
     today = facts.table.ring
     if final != today:
         for code, subject, why in objections(final, facts.zones, facts.replicas, today):

@@ -1,4 +1,4 @@
-"""What a plan moves, how long that takes, and how evenly it leaves the nodes loaded. Pure."""
+"""Costs of a plan: what it moves, how long that takes, and how balanced the nodes are afterwards. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ from nodeagent.partition.ring import Ring
 from nodeagent.partition.table import PartitionTable
 
 HOT_SHARE = 0.2
-"""Of its group's bytes or writes; a slot above it is named."""
+"""A slot with a larger share of its group's bytes or writes is listed as hot."""
 
 HOT_SLOTS_MAX = 20
 
@@ -26,11 +26,11 @@ HOT_ADVICE = (
 
 
 MILLI = 1000
-"""Rates are planned in thousandths of a byte per second, so that they are whole numbers."""
+"""Rates are planned as whole numbers of thousandths of a byte per second."""
 
 
 def loads_of(facts: ClusterFacts, strategy: str) -> LoadArray:
-    """Per slot what `strategy` evens out."""
+    """Per slot, the load that `strategy` balances."""
     if strategy == "slots":
         return np.ones(facts.table.slots, np.int64)
     if strategy == "bytes":
@@ -46,7 +46,7 @@ def pullers(cost: CopyCost) -> tuple[NodeId, ...]:
 
 
 def seconds_of(size: int, rate_bytes_per_s: int) -> int:
-    """Rounded up."""
+    """The duration of the copy in seconds, rounded up."""
     return -(-size // max(1, rate_bytes_per_s))
 
 
@@ -79,7 +79,7 @@ def summary_of(
 
 
 def _bound_slots(table: PartitionTable, final: Ring) -> int:
-    """Fewest slots that lead from `table` to a balanced one on the `final` ring."""
+    """The least number of moved slots that turns `table` into a balanced table on the `final` ring."""
     counts = table.counts()
     names = [*table.ring.names, *(n for n in final.names if n not in table.ring)]
     weights = [final.nodes[final.index(n)].weight if n in final else 0.0 for n in names]
@@ -94,9 +94,9 @@ def _loads(table: PartitionTable, on_node: Mapping[NodeId, int]) -> tuple[NodeLo
 def _peaks(
     facts: ClusterFacts, changes: Sequence[Change], costs: Sequence[CopyCost], sizes: ByteArray
 ) -> tuple[NodePeak, ...]:
-    """Per node the largest, over the steps, of what it holds before the step plus what it pulls in it.
+    """Per node, the maximum over the steps of what it holds before the step plus what it pulls during it.
 
-    Nothing is taken as freed inside a step: previous holders keep their copies until RELEASED.
+    No space counts as freed within a step: the previous holders retain their copies until CLEANUP.
     """
     start = node_bytes(facts.table, facts.replicas, sizes)
     peak, copied = dict(start), dict.fromkeys(start, 0)
@@ -113,7 +113,7 @@ def _peaks(
 
 
 def hot_slots(facts: ClusterFacts, sizes: ByteArray) -> tuple[HotSlot, ...]:
-    """Slots above `HOT_SHARE` of their group, those first that weigh most in the whole cluster."""
+    """Slots above `HOT_SHARE` of their group, sorted by their share of the whole cluster, largest first."""
     rates = loads_of(facts, "write-rate")
     owners, groups = facts.table.owners, len(facts.table.ring)
     shares, weight = [], np.zeros(facts.table.slots)

@@ -1,4 +1,4 @@
-"""What the planner knows of the cluster when it plans."""
+"""The planner's input: the state of the cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ RATE_BYTES_PER_S = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """`disk_free_bytes` None: not known, so the disk is not checked."""
+    """With `disk_free_bytes` None, free disk is unknown and not checked."""
 
     disk_free_bytes: int | None = None
     live: bool = True
@@ -20,9 +20,9 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """`slot_bytes`: one replica's bytes of each non-empty slot; `write_rates`: bytes per second acknowledged
-    for each slot that is written (empty where nobody asked). A node missing in `nodes` is taken as live
-    with unknown disk (a dry plan from a saved status knows no more)."""
+    """`slot_bytes`: one replica's bytes of each non-empty slot. `write_rates`: acknowledged bytes per second
+    of each written slot; empty if not requested. A node missing in `nodes` counts as live with unknown
+    free disk, as in a plan from a saved status."""
 
     table: PartitionTable
     replicas: int
@@ -32,17 +32,17 @@ class ClusterFacts:
     spec_hash: str = ""
     write_rates: Mapping[int, float] = field(default_factory=dict)
     members: Mapping[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
-    """By header, where they are known not to be the ring's: of a group that was recovered."""
+    """Members by group owner; a recovered group has other members than the ring gives."""
 
     zones: Mapping[NodeId, str] = field(default_factory=dict)
     weights: Mapping[NodeId, float] = field(default_factory=dict)
-    """What cluster.yaml says of its nodes; no zone and weight 1 where it says nothing."""
+    """Zones and weights of cluster.yaml; without an entry, no zone and weight 1."""
 
     start: str = ""
-    """How nodes that are down are started here."""
+    """The command that starts the nodes that are down."""
 
     def members_of(self, header: NodeId) -> tuple[NodeId, ...]:
-        """As they are now."""
+        """The present members of the group of `header`."""
         return self.members.get(header) or self.table.ring.members(header, self.replicas)
 
     def node(self, name: NodeId) -> NodeFacts:

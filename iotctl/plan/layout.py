@@ -1,9 +1,10 @@
-"""What ring order makes of zones and weights: a group is a node and those that follow it, nothing else.
+"""Ring order with zones and weights. A group is a node and the nodes that follow it on the ring, so only the
+order of the ring determines how zones and weights are met.
 
-A zone is what fails at once (a rack, a room). A group may have as many members in one zone as its quorum can
-do without; with too few zones for that, its share. Nodes without a zone count in none. A weight is a
-share of the slots; disk and traffic follow from the neighbours' slots too, so a weight can ask for what no
-order gives.
+A zone is a set of nodes that fail together (a rack, a room). A group may have as many members in one zone as
+its quorum can lose; with too few zones for that, an equal share of its members. Nodes without a zone count in
+none. A weight is a share of the slots; disk and traffic also depend on the neighbours' slots, so some weights
+cannot be met by any order.
 """
 
 from collections import Counter
@@ -17,17 +18,18 @@ from nodeagent.partition.planner import Places
 from nodeagent.partition.ring import Ring, initial_ring
 
 OVERLOAD = 1.5
-"""A node may hold this many times its weight's share of all replicas."""
+"""A node may hold at most this multiple of its weight's share of all replicas."""
 
 SWAPS, SWAP_NODES = 1_000, 100
-"""Tried for a better order of up to so many nodes: enough to find one of 8 where there is one (a test)."""
+"""Number of swaps tried for a better order, and up to how many nodes: enough to find a valid order of 8 nodes
+if there is one (tested)."""
 
 Zones = Mapping[NodeId, str]
 Weights = Mapping[NodeId, float]
 
 
 class Crowd(msgspec.Struct, frozen=True):
-    """A group that stops with `zone`: too many of its members are there."""
+    """A zone overlap: a group that stops if `zone` fails, because too many of its members are in it."""
 
     header: NodeId
     zone: str
@@ -35,21 +37,21 @@ class Crowd(msgspec.Struct, frozen=True):
 
 
 def members_allowed(zones: Zones, nodes: Collection[NodeId], replicas: int) -> int:
-    """How many members of one group may be in one zone: those its quorum can miss, or its share of them."""
+    """How many members of one group may be in one zone: as many as its quorum can lose, or an equal share."""
     members = min(replicas, len(nodes))
     known = len({zones[n] for n in nodes if zones.get(n)})
     return max(-(-members // max(1, known)), (members - 1) // 2)
 
 
 def crowds(ring: Ring, zones: Zones, replicas: int, allowed: int | None = None) -> list[Crowd]:
-    """The groups with more than `allowed` members in one zone (`members_allowed` when None)."""
+    """The groups with more than `allowed` members in one zone (None: `members_allowed`)."""
     most = members_allowed(zones, ring.names, replicas) if allowed is None else allowed
     groups = ((h, ring.members(h, replicas)) for h in ring.names) if zones else ()
     return [c for header, members in groups for c in crowded(header, members, zones, most)]
 
 
 def stops_with_a_zone(header: NodeId, members: Sequence[NodeId], zones: Zones) -> list[Crowd]:
-    """The zones without which this group has no quorum."""
+    """The zones whose failure costs this group its quorum."""
     return crowded(header, members, zones, (len(members) - 1) // 2)
 
 
@@ -66,14 +68,14 @@ def crowded(header: NodeId, members: Sequence[NodeId], zones: Zones, allowed: in
 def places_apart(
     zones: Zones, weights: Weights, ring: Ring, leavers: Collection[NodeId], replicas: int
 ) -> Places:
-    """Where newcomers keep zones apart best, and of those places where nobody holds too much.
+    """The places for new nodes with the least zone overlap and, among these, without overloaded nodes.
 
-    Newcomers whose zones fit only together stand side by side.
+    New nodes whose zones fit only together are placed side by side.
 
     Args:
-        weights: of the newcomers.
-        ring: before the first of them.
-        leavers: who goes afterwards: the ring is judged without them.
+        weights: weights of the new nodes.
+        ring: the ring before the first of them is added.
+        leavers: nodes that are removed afterwards; the ring is judged without them.
     """
     newcomers = weights.keys()
     allowed = members_allowed(zones, {*ring.names, *newcomers} - {*leavers}, replicas)
@@ -97,8 +99,8 @@ def places_apart(
 
 
 def spread_order(nodes: Weights, zones: Zones, replicas: int) -> list[NodeId]:
-    """An order for a new ring of these nodes that meets zones and weights as well as one that was found; the
-    given one when it does."""
+    """The best order found for a new ring of these nodes with zones and weights; the given order if it is as
+    good."""
 
     def misses(order: Sequence[NodeId]) -> tuple[int, float]:
         ring = initial_ring(order, [nodes[n] for n in order])
@@ -131,11 +133,12 @@ def overload(ring: Ring, replicas: int) -> tuple[NodeId, float]:
 def objections(
     ring: Ring, zones: Zones, replicas: int, today: Ring | None = None
 ) -> Iterator[tuple[str, NodeId, str]]:
-    """What `ring` does not meet, and `today` meets better: (`zones` or `weights`, its group or node, why)."""
-    # A zone that nobody is left in still counts: who wanted three apart is told that there will be two.
+    """The layout violations of `ring` that `today` has to a lesser degree, as (`zones` or `weights`, the
+    group owner or node, why)."""
+    # A zone without nodes still counts: an operator with three zones learns that only two would be left.
     allowed = members_allowed(zones, {*ring.names, *(today.names if today else ())}, replicas)
     after = crowds(ring, zones, replicas, allowed)
-    # Whoever is in no zone any more (a line taken out of cluster.yaml) hides what today is like.
+    # A node that no longer has a zone (a line deleted from cluster.yaml) hides today's overlaps.
     told = today is not None and all(n in zones for n in today.names)
     now = crowds(today, zones, replicas, allowed) if today is not None and told else []
     if len(after) > len(now):
@@ -153,7 +156,7 @@ def objections(
         yield (
             "weights",
             node,
-            f"{node} would hold {times:.1f} times what its weight says: it keeps its neighbours' slots too",
+            f"{node} would hold {times:.1f} times its weight's share: it also holds its neighbours' slots",
         )
 
 
@@ -169,13 +172,13 @@ def _load(weights: Sequence[float], at: int, replicas: int) -> float:
 
 
 def _load_at(weights: Sequence[float], place: int, weight: float, replicas: int) -> float:
-    """The largest load near a node of `weight` that comes behind `place`."""
+    """The largest load near a node of `weight` that is inserted after `place`."""
     line = [*weights[: place + 1], weight, *weights[place + 1 :]]
     return max(_load(line, (place + 1 + i) % len(line), replicas) for i in range(min(replicas, len(line))))
 
 
 def _excess_at(order: Sequence[str], place: int, zone: str, replicas: int, allowed: int) -> int:
-    """Members too many in the groups that change when `zone` comes behind `place`, less those of today."""
+    """How many more excess members the affected groups have if a node of `zone` is inserted after `place`."""
     reach = min(replicas, len(order)) - 1
     n = len(order)
     before = [order[(place - i) % n] for i in range(reach, -1, -1)]
@@ -194,7 +197,8 @@ def _too_many(line: Sequence[str], replicas: int, allowed: int) -> int:
 
 
 def _dealt(nodes: Sequence[NodeId], zones: Zones, replicas: int, allowed: int) -> list[NodeId]:
-    """Next comes the zone with the most nodes left, unless the groups there have enough of it."""
+    """An order that always continues with the zone with the most remaining nodes, unless the groups at that
+    place have their maximum of it."""
     piles: dict[str, list[NodeId]] = {}
     for node in nodes:
         piles.setdefault(zones.get(node, ""), []).append(node)

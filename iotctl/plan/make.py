@@ -1,6 +1,6 @@
-"""Facts and an intent -> plan.
+"""Makes plans from facts and an intent.
 
-Several nodes are planned together to the final table; the steps go there one node at a time.
+Several nodes are planned together towards the final table; the steps lead there one node at a time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ SPEC, NONE = "spec", "none"
 
 
 KINDS = (ADD, REMOVE, REPLACE, REBALANCE, SPEC, NONE)
-"""What a plan may be called."""
+"""The kinds of plans."""
 
 
 def make_add(
@@ -58,10 +58,11 @@ def make_add(
 ) -> Plan:
     """Add nodes with their weights.
 
-    Without `after` each takes the place with the fewest copied bytes among those that keep zones apart best.
+    Without `after`, each node takes the place with the fewest copied bytes among those that separate zones
+    best.
 
     Args:
-        accept_layout: plan also what ring order cannot make of zones and weights (see `layout`).
+        accept_layout: accept layout violations of zones and weights (see `layout`).
     """
     refusals = check_add(facts, nodes, after)
     if refusals:
@@ -83,10 +84,10 @@ def make_remove(facts: ClusterFacts, nodes: Sequence[NodeId], *, accept_layout: 
 
 
 def make_replace(facts: ClusterFacts, old: NodeId, new: NodeId, *, accept_layout: bool = False) -> Plan:
-    """`new` takes the ring place, the weight and the slots of `old`.
+    """`new` takes over the ring place, weight and slots of `old`.
 
-    Under the same name (a machine that got a new disk) that takes two steps, a removal and an addition: a
-    group cannot tell two members of one name apart.
+    With the same name (a machine with a new disk), the plan has two steps, a removal and an addition: a group
+    cannot distinguish two members with one name.
     """
     refusals = check_replace(facts, old, new)
     if refusals:
@@ -101,10 +102,11 @@ def make_replace(facts: ClusterFacts, old: NodeId, new: NodeId, *, accept_layout
 def make_spec(
     facts: ClusterFacts, comes: Sequence[NodeId], goes: Sequence[NodeId], *, accept_layout: bool = False
 ) -> Plan:
-    """From the nodes there are to those cluster.yaml lists, in one plan.
+    """One plan from the cluster's nodes to those that cluster.yaml lists.
 
-    Who comes takes the place of who goes where their weights agree, unless zones allow the other way only:
-    nothing copies less. The others come before that, or leave after it; no slot moves twice.
+    A new node replaces a leaving node of the same weight, which copies least, unless the zones only allow
+    separate additions and removals. The other new nodes are added before, the other leaving nodes removed
+    after that; no slot moves twice.
     """
     refusals = (
         *(check_add(facts, comes, None) if comes else ()),
@@ -144,14 +146,14 @@ def _places(
     leavers: Sequence[NodeId] = (),
     heirs: Mapping[NodeId, str] | None = None,
 ) -> Places:
-    """`heirs`: the zone of whoever will take a node's place."""
+    """`heirs`: by leaving node, the zone of the node that replaces it."""
     weights = {n: facts.weights.get(n, 1.0) for n in newcomers}
     zones = {**facts.zones, **(heirs or {})}
     return places_apart(zones, weights, facts.table.ring, leavers, facts.replicas)
 
 
 def _adding(facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None) -> tuple[Change, ...]:
-    """Raises `Refused` when no place is left."""
+    """Raises `Refused` if no place is left."""
     wanted = [(n, facts.weights.get(n, 1.0)) for n in nodes]
     return plan_adds(
         facts.table, wanted, after, facts.replicas, facts.slot_bytes or None, _places(facts, nodes)
@@ -159,7 +161,7 @@ def _adding(facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None) 
 
 
 def _successors(facts: ClusterFacts, comes: Sequence[NodeId], goes: Sequence[NodeId]) -> dict[NodeId, NodeId]:
-    """Who goes -> who takes its place: of those of its weight the one that keeps zones apart best there."""
+    """Leaving node -> the new node that replaces it: of the same weight, with the least zone overlap."""
     ring, found = facts.table.ring, dict[NodeId, NodeId]()
     for old in goes:
         place = ring.nodes[ring.index(old)]
@@ -175,7 +177,7 @@ def _successors(facts: ClusterFacts, comes: Sequence[NodeId], goes: Sequence[Nod
 
 
 def _out_and_in(facts: ClusterFacts, node: NodeId) -> tuple[Change, ...]:
-    """`node` leaves and comes back to its place with its weight."""
+    """Changes that remove `node` and add it again at its place with its weight."""
     ring, sizes = facts.table.ring, facts.slot_bytes or None
     at = ring.index(node)
     out = plan_removes(facts.table, [node], facts.replicas, sizes)
@@ -184,7 +186,7 @@ def _out_and_in(facts: ClusterFacts, node: NodeId) -> tuple[Change, ...]:
 
 
 def make_rebalance(facts: ClusterFacts, strategy: str = "slots", moves_max: int | None = None) -> Plan:
-    """Even out slots, bytes or writes per weight without a ring change; nothing to do gives an empty plan."""
+    """Balance slots, bytes or writes per weight without changing the ring; the plan is empty if balanced."""
     loads = loads_of(facts, strategy)
     by = None if strategy == "slots" else loads
     change = plan_rebalance(facts.table, facts.replicas, facts.slot_bytes or None, moves_max, by)
@@ -255,7 +257,7 @@ def _plan(
 
 
 def _moves(changes: Sequence[Change], sizes: ByteArray) -> tuple[SlotMove, ...]:
-    """In the order of the steps, then by slot."""
+    """All moves in the order of the steps, then by slot."""
     return tuple(
         SlotMove(slot, source, target, int(sizes[slot]))
         for change in changes
@@ -268,7 +270,8 @@ def _moves(changes: Sequence[Change], sizes: ByteArray) -> tuple[SlotMove, ...]:
 def _group_changes(
     table: PartitionTable, changes: Sequence[Change], costs: Sequence[CopyCost]
 ) -> tuple[GroupChange, ...]:
-    """From the first table to the last; what a node copied for a group it left again still counts."""
+    """Group changes from the first table to the last; also counts copies for a group that a node joined and
+    left again."""
     if not changes:
         return ()
     catch_up: dict[NodeId, int] = {}

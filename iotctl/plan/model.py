@@ -1,7 +1,7 @@
-"""The plan as people and programs read it. Keys are stable; more may be added.
+"""The published plan. Keys are stable; more may be added.
 
-All sizes are bytes. A *slot's* bytes are one replica's; `bytes_copied` counts every replica byte that
-crosses the network. Headers name data groups.
+All sizes are bytes. A *slot's* bytes are those of one replica; `bytes_copied` counts every byte that crosses
+the network. Data groups are named by their owners.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ FORMAT_VERSION = 1
 
 
 class SlotMove(msgspec.Struct, frozen=True, rename={"source": "from", "target": "to"}):
-    """One slot between two group headers; `bytes` is one replica's."""
+    """One slot that moves between two groups, named by their owners; `bytes` are those of one replica."""
 
     slot: int
     source: str
@@ -19,10 +19,10 @@ class SlotMove(msgspec.Struct, frozen=True, rename={"source": "from", "target": 
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """`bytes` is what all joiners of this group copy because they join.
+    """`bytes`: how much the joining members of this group copy because they join.
 
-    For an existing group that is its catch-up. For the group that is created it is 0: its members copy
-    the slots in `moves`. A group that is dissolved has only `leaves`.
+    For an existing group that is the catch-up. For a group that is created it is 0: its members copy the
+    slots in `moves`. A group that is dissolved has only `leaves`.
     """
 
     group: str
@@ -32,7 +32,7 @@ class GroupChange(msgspec.Struct, frozen=True):
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """`slots` owned as header; `bytes` on disk, all replicas the node holds."""
+    """`slots` that the node owns; `bytes` on disk of all replicas that the node holds."""
 
     node: str
     slots: int
@@ -41,9 +41,9 @@ class NodeLoad(msgspec.Struct, frozen=True):
 
 
 class NodePeak(msgspec.Struct, frozen=True):
-    """The most disk a node needs on the way: old copies stay until the new ones are verified.
+    """The most disk that a node needs during the plan: old copies stay until the new copies are verified.
 
-    `extra_bytes` is the peak above what it holds now; `free_bytes` None is not known.
+    `extra_bytes` is the peak above what the node holds now; `free_bytes` None means unknown.
     """
 
     node: str
@@ -54,7 +54,7 @@ class NodePeak(msgspec.Struct, frozen=True):
 
 
 class GroupLoad(msgspec.Struct, frozen=True):
-    """What one data group carries; `bytes` are one replica's, rates are acknowledged bytes per second."""
+    """The load of one data group; `bytes` of one replica, rates in acknowledged bytes per second."""
 
     group: str
     weight: float
@@ -70,14 +70,14 @@ class Summary(msgspec.Struct, frozen=True):
     """`max_minus_min_*`: difference of slots per weight between the most and the least loaded node.
 
     `max_over_mean_*` (rebalance): the group with the most slots, bytes or writes, by the plan's strategy,
-    per weight and over the mean. `lower_bound_slots` is for what the strategy evens out.
+    per weight and over the mean. `lower_bound_slots` refers to the load that the strategy balances.
     """
 
     slots_moved: int
     lower_bound_slots: int
     bytes_copied: int
     lower_bound_bytes: int
-    """Replica-placement bound: bytes that are on a node by the final table and are not there now."""
+    """Replica-placement bound: bytes that the final table places on a node and that are not there now."""
 
     max_minus_min_before: float
     max_minus_min_after: float
@@ -90,22 +90,22 @@ class Summary(msgspec.Struct, frozen=True):
     rate_bytes_per_s: int
     nonempty_slots_moved: int
     free_placement_bytes: int = 0
-    """Fewest that would be copied if groups did not follow from the ring, for the same share on each node."""
+    """The fewest copied bytes with the same share on each node, if groups did not have to follow the ring."""
 
     gap: float | None = None
-    """How much more than `lower_bound_bytes` is copied, as a fraction of it; None when the bound is 0."""
+    """Bytes copied beyond `lower_bound_bytes`, as a fraction of that bound; None if the bound is 0."""
 
     copying_at_once_max: int = 0
-    """Most nodes that pull at the same time in one step."""
+    """The most nodes that pull at the same time in one step."""
 
     max_over_mean_before: float | None = None
     max_over_mean_after: float | None = None
 
 
 class HotSlot(msgspec.Struct, frozen=True):
-    """A slot with more than a fifth of its group's bytes or writes; no placement splits it.
+    """A slot with more than a fifth of its group's bytes or writes; a slot cannot be split.
 
-    `times_mean` is over the mean of the non-empty slots; shares are of its group, in [0, 1].
+    `times_mean`: bytes over the mean of the non-empty slots; shares are of its group, in [0, 1].
     """
 
     slot: int
@@ -119,7 +119,7 @@ class HotSlot(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why this cannot be done; `subject` is a node or a group header."""
+    """Why the change cannot be done; `subject` is a node or a group owner."""
 
     code: str
     subject: str
@@ -128,9 +128,9 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One change to execute, in order: `add`, `remove`, or `move` (whose `node` is "").
+    """One change to execute, in order: `add`, `remove`, `replace`, or `move` (whose `node` is "").
 
-    `after` is the ring place of an added node.
+    `after`: the node that an added node follows on the ring.
     """
 
     kind: str
@@ -141,7 +141,7 @@ class Step(msgspec.Struct, frozen=True):
     slots: int
     bytes_copied: int
     replaces: str = ""
-    """replace: whose place on the ring `node` takes."""
+    """The node whose ring place `node` takes over (`replace`)."""
 
     copies: tuple[str, ...] = ()
     """Nodes that pull bytes in this step, all at the same time."""
@@ -151,7 +151,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """cluster.yaml says `wanted` of what is kept for ever; `node` "" is the cluster itself."""
+    """A fixed setting that cluster.yaml gives as `wanted`; `node` "" is the cluster itself."""
 
     node: str
     what: str
@@ -164,14 +164,14 @@ class Plan(msgspec.Struct, frozen=True):
     """Invariant: with a refusal there is no move, no group change and no step."""
 
     kind: str
-    """`add-node`, `remove-node`, `replace-node` or `rebalance`; `spec` when cluster.yaml asks for several of
-    them, `none` when it asks for nothing."""
+    """`add-node`, `remove-node`, `replace-node` or `rebalance`; `spec` if cluster.yaml requires several of
+    these, `none` if it requires no change."""
 
     table_version: int
     spec_hash: str
     strategy: str
-    """What was evened out per weight. rebalance: `slots`, `bytes` or `write-rate`, as asked. Else always the
-    number of slots: `slots` (sizes unknown) or `bytes` (sizes decide which slots go)."""
+    """What was balanced per weight. For a rebalance: `slots`, `bytes` or `write-rate`, as requested.
+    Otherwise always the number of slots: `slots` (sizes unknown) or `bytes` (sizes decide which move)."""
 
     moves: tuple[SlotMove, ...]
     group_changes: tuple[GroupChange, ...]
@@ -182,13 +182,13 @@ class Plan(msgspec.Struct, frozen=True):
     replicas: int
     format_version: int = FORMAT_VERSION
     group_loads: tuple[GroupLoad, ...] = ()
-    """Of a rebalance: every group, in ring order."""
+    """For a rebalance: every group, in ring order."""
 
     from_spec: bool = False
-    """Made from cluster.yaml; it removes nodes only when `apply` is told so."""
+    """Made from cluster.yaml; removes nodes only with the option of `apply` that allows it."""
 
     differences: tuple[Difference, ...] = ()
-    """Of a plan from cluster.yaml: what no plan brings about."""
+    """For a plan from cluster.yaml: the differences that no plan can resolve."""
 
     @property
     def has_changes(self) -> bool:
@@ -196,6 +196,6 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def leaving(self) -> list[str]:
-        """Who is not in the cluster any more after it, in order."""
+        """The nodes that are no longer in the cluster afterwards, in order."""
         gone = [s.replaces or s.node for s in self.steps if s.kind in ("remove", "replace")]
         return [n for n in gone if n not in {s.node for s in self.steps if s.kind == "add"}]

@@ -1,4 +1,4 @@
-"""A plan as rows for tables: (header, rows) of plain values; how they look is up to the output."""
+"""A plan as tables of plain values; the output decides how they look."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,8 @@ class Rows:
 
 
 def render(plan: Plan) -> tuple[Rows, ...]:
-    """The tables of a plan, empty ones left out. A refused plan shows its refusals only, a rebalance that
-    moves nothing the groups as they are."""
+    """The non-empty tables of a plan. A refused plan shows only its refusals; a rebalance that moves nothing
+    shows the present groups."""
     if plan.refusals:
         return (refusals(plan),)
     if plan.kind == "rebalance" and not plan.has_changes:
@@ -32,7 +32,7 @@ def render(plan: Plan) -> tuple[Rows, ...]:
 
 
 def summary(plan: Plan) -> Rows:
-    """`bytes placed freely`: the least if groups did not follow from the ring, with the same shares."""
+    """`bytes placed freely`: the least for the same shares if groups did not have to follow the ring."""
     s = plan.summary
 
     def beside(what: str, planned: int, least: int) -> tuple[Cell, ...]:
@@ -70,7 +70,7 @@ def steps(plan: Plan) -> Rows:
 
 
 def nodes(plan: Plan) -> Rows:
-    """One row a node: slots and bytes before and after, what it copies, its peak and free disk."""
+    """One row per node: slots and bytes before and after, bytes copied, peak and free disk."""
     s = plan.summary
     before = {n.node: n for n in s.before}
     after = {n.node: n for n in s.after}
@@ -117,7 +117,7 @@ def flows(plan: Plan) -> Rows:
 
 
 def group_loads(plan: Plan) -> Rows:
-    """What each group carries before and after a rebalance."""
+    """The load of each group before and after a rebalance."""
     columns = ("group", "weight", "slots_before", "slots_after", "bytes_before", "bytes_after")
     written = plan.strategy == "write-rate"
     rows = tuple(
@@ -135,7 +135,7 @@ def group_loads(plan: Plan) -> Rows:
 
 
 def hot_slots(plan: Plan) -> Rows:
-    """The hottest `HOT_ROWS`; the document has the others too."""
+    """The hottest `HOT_ROWS` slots; the document lists all."""
     rows = tuple(
         (h.slot, h.header, h.bytes, h.bytes_share, h.write_bytes_per_s, h.write_share)
         for h in plan.hot_slots[:HOT_ROWS]
@@ -147,7 +147,9 @@ def hot_slots(plan: Plan) -> Rows:
 
 def differences(plan: Plan) -> Rows:
     rows = tuple((d.node or None, d.what, d.present, d.wanted, d.next) for d in plan.differences)
-    return Rows("not changed by any plan", ("node", "what", "in the cluster", "cluster.yaml", "next"), rows)
+    return Rows(
+        "cannot be changed by a plan", ("node", "what", "in the cluster", "cluster.yaml", "next"), rows
+    )
 
 
 def refusals(plan: Plan) -> Rows:

@@ -65,7 +65,7 @@ def test_a_plan_that_was_carried_out_is_known_by_its_table(name: str) -> None:
     assert not is_carried_out(plan, facts_of(5, 120).table.stamped(900), mine)
 
 
-def test_one_that_moves_nothing_was_never_carried_out() -> None:
+def test_a_plan_without_steps_is_never_carried_out() -> None:
     assert not is_carried_out(PLANS["refused"], FACTS.table, [])
 
 

@@ -55,7 +55,7 @@ def test_json_keys() -> None:
     ]  # fmt: skip
 
 
-def test_remove_by_hand() -> None:
+def test_a_small_removal_matches_a_manual_calculation() -> None:
     """4 nodes, one byte a slot, R = 3, remove n4: every byte of the plan is accounted for."""
     plan = make_remove(facts_of(4, 12, dict.fromkeys(range(12), 1), rate_bytes_per_s=2), ["n4"])
     s = plan.summary
@@ -156,7 +156,7 @@ def test_hot_slots_are_shown_largest_first() -> None:
     assert [(h.slot, h.header) for h in hot] == [(9900, "n5"), (5, "n1")]
 
 
-def test_a_hot_slot_is_named_by_its_share_of_the_group() -> None:
+def test_a_hot_slot_is_listed_by_its_share_of_the_group() -> None:
     """More than a fifth of its group's bytes or writes: named, with both shares and what helps."""
     data = {**dict.fromkeys(range(0, 2000, 50), 10), 5: 200, 3000: 10, 3001: 10, 3002: 10, 3003: 10, 3004: 10}
     rates = {0: 1.0, 50: 1.5, 2001: 9.0, 4000: 3.0, 4001: 3.0, 4002: 3.0, 4003: 3.0, 4004: 3.0}
@@ -188,7 +188,7 @@ def level(plan: Plan, of: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("strategy,of", [("bytes", "bytes"), ("write-rate", "write_bytes_per_s")])
-def test_a_rebalance_evens_out_what_was_asked_for(strategy: str, of: str) -> None:
+def test_a_rebalance_balances_the_requested_load(strategy: str, of: str) -> None:
     """Over 1.1 before, at most 1.1 after, moves within 1.3 times the bound; the summary says the same."""
     plan = make_rebalance(skewed(), strategy)
     s = plan.summary
@@ -201,7 +201,7 @@ def test_a_rebalance_evens_out_what_was_asked_for(strategy: str, of: str) -> Non
     assert s.bytes_copied == s.lower_bound_bytes > 0
 
 
-def test_the_bound_is_for_what_whole_slots_allow() -> None:
+def test_the_bound_respects_that_slots_cannot_be_split() -> None:
     """A giant stays above 1.1 whatever moves: the bound is then of that, and never above what was planned."""
     data = {0: 10_000, **dict.fromkeys(range(1, 20), 10), **dict.fromkeys(range(2000, 2040), 60)}
     s = make_rebalance(facts_of(5, data=data), "bytes").summary
@@ -211,7 +211,7 @@ def test_the_bound_is_for_what_whole_slots_allow() -> None:
     assert (alone.slots_moved, alone.lower_bound_slots) == (0, 0)
 
 
-def test_slots_that_are_even_are_left_alone_by_slots_only() -> None:
+def test_balanced_slots_are_left_alone_by_the_slots_strategy() -> None:
     """The same cluster: by slots there is nothing to do."""
     plan = make_rebalance(skewed(), "slots")
     assert not plan.has_changes and plan.summary.max_over_mean_after == 1.0
