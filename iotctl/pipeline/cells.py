@@ -1,6 +1,6 @@
-"""Which cells differ between several versions of the same rows, found column-wise.
+"""Finds the cells that differ between versions of the same rows, column by column.
 
-Values are equal when their bits are, except that every NaN is one value: the rule of the checksum.
+Values are equal if their bits are equal, except that all NaNs are one value, as in the checksum.
 """
 
 import math
@@ -19,12 +19,12 @@ from nodeagent.table.arrow import one_chunk
 Int64s = npt.NDArray[np.int64]
 
 ROW = ""
-"""`field` of a difference that is the row itself: it is there, with or without values, or it is not."""
+"""`field` of a difference in the row itself: the row exists, with or without values, or it does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellDifference:
-    """One cell; `codes[i]` are equal where versions i agree, -1 is null or no row."""
+    """One cell; versions i and j agree if `codes[i] == codes[j]`; -1 is null or no row."""
 
     time_ms: int
     field: str
@@ -35,10 +35,10 @@ class CellDifference:
 def differing_cells(
     versions: Sequence[pa.Table], fields: Sequence[str]
 ) -> tuple[int, Iterator[CellDifference]]:
-    """Compare versions of one series' rows (each sorted by distinct times).
+    """Compare versions of the rows of one series, each sorted by distinct times.
 
     Returns:
-        How many cells differ, and those cells, made one at a time.
+        How many cells differ, and an iterator over these cells.
     """
     own = [np.asarray(v.column(TIME).to_numpy(), np.int64) for v in versions]
     times = np.unique(np.concatenate(own))
@@ -56,7 +56,7 @@ def differing_cells(
 
 
 def _places(times: Int64s, own: Int64s) -> Int64s:
-    """Per time of the union: the row in this version, or -1."""
+    """For each time of the union, the index of the row in this version, or -1."""
     if not len(own):
         return np.full(len(times), -1, np.int64)
     place = np.minimum(np.searchsorted(own, times), len(own) - 1)
@@ -68,7 +68,7 @@ def _rows_there(places: Sequence[Int64s]) -> Int64s:
 
 
 def _codes(columns: Sequence[pa.ChunkedArray], places: Sequence[Int64s]) -> Int64s:
-    """(versions, times): equal numbers for equal values, -1 for null and for no row."""
+    """Shape (versions, times): equal numbers for equal values, -1 for null and for no row."""
     plain = [_comparable(one_chunk(column)) for column in columns]
     encoded = pa.concat_arrays(plain).dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
     ends = np.cumsum([len(p) for p in plain])
@@ -82,7 +82,7 @@ def _codes(columns: Sequence[pa.ChunkedArray], places: Sequence[Int64s]) -> Int6
 
 
 def _comparable(array: pa.Array) -> pa.Array:
-    """Floats as their bits, NaN made one."""
+    """Floats as their bits, with one bit pattern for NaN."""
     if not pa.types.is_floating(array.type):
         return array
     nan = pa.scalar(math.nan, array.type)
@@ -107,7 +107,7 @@ def _cells(
 
 
 def _value(version: pa.Table, name: str, row: int) -> Value:
-    """As JSON can carry it."""
+    """The value in a form that JSON can represent."""
     if row < 0:
         return None
     column = version.column(name)

@@ -1,4 +1,4 @@
-"""Rows of one table from a cluster's files, read from one holder per group: verified, then merged."""
+"""Reads the rows of one table from a cluster's files, from one holder per group, verified and merged."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ EXPORT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterPart:
-    """Slots of one group and its members, which are tried in turn."""
+    """Slots of one group, and its members, which are tried in turn."""
 
     group: GroupId
     nodes: tuple[NodeId, ...]
@@ -33,7 +33,7 @@ class ClusterPart:
 
 
 def cluster_parts(cluster: Cluster, slots: Ranges, node: NodeId) -> list[ClusterPart]:
-    """Every group's slots (or those of `slots` it owns), from `node` only when it is given."""
+    """The slots of every group, limited to `slots` if given, and read only from `node` if given."""
     meta = cluster.meta()
     parts: list[ClusterPart] = []
     for record in meta.groups:
@@ -50,15 +50,15 @@ def cluster_parts(cluster: Cluster, slots: Ranges, node: NodeId) -> list[Cluster
 
 
 def part_rows(cluster: Cluster, part: ClusterPart, schema: TableSchema, wanted: Wanted) -> Iterator[pa.Table]:
-    """The part's rows of the table from its holders' files, some `WINDOW_ROWS` at a time.
+    """The part's rows of the table from its holders' files, about `WINDOW_ROWS` at a time.
 
-    One holder after the other is asked for the slots that none before gave; the rows of a slot leave when all
-    of its files are here and verified. Rows still in a holder's memory are not there: close them first where
-    that matters.
+    Holders are asked in turn for the slots that the holders before did not deliver. The rows of a slot are
+    yielded once all of its files are fetched and verified. Rows in a holder's memory are not included: close
+    them first if they matter.
 
     Raises:
-        Unavailable: no holder gave some slots: no contact, or a file that is missing or has another hash.
-        FileCorrupt: bytes of the right hash that are no TsFile.
+        Unavailable: no holder delivered some slots: no contact, or a file is missing or has another hash.
+        FileCorrupt: bytes with the recorded hash are not a TsFile.
     """
     left = set(ranges.to_slots(part.slots))
     failures: list[str] = []
@@ -75,7 +75,7 @@ def part_rows(cluster: Cluster, part: ClusterPart, schema: TableSchema, wanted: 
             yield from _slot_rows(pulled, files, schema, wanted)
             left.discard(pulled.slot)
     if left:
-        raise Unavailable(f"no holder of {part.group} gave slots {part.slots}: {'; '.join(failures)}")
+        raise Unavailable(f"no holder of {part.group} delivered slots {part.slots}: {'; '.join(failures)}")
 
 
 _Verified = list[tuple[FileMeta, bytes]]
@@ -84,7 +84,7 @@ _Verified = list[tuple[FileMeta, bytes]]
 def _verified_slots(
     cluster: Cluster, node: NodeId, part: ClusterPart, left: set[int], schema: TableSchema, wanted: Wanted
 ) -> Iterator[tuple[PulledSlot, _Verified]]:
-    """The slots that are left, as the node holds them, each with the bytes of its files."""
+    """The remaining slots as the node holds them, each with the verified bytes of its files."""
     request = ExportFiles(part.group, ranges.from_slots(left))
     opened = expect(cluster.call(node, request, EXPORT_TIMEOUT_S), SourceOpened)
     for pulled in opened.slots:
@@ -99,7 +99,7 @@ def _verified_slots(
 def _slot_rows(
     pulled: PulledSlot, files: _Verified, schema: TableSchema, wanted: Wanted
 ) -> Iterator[pa.Table]:
-    """Merged per partition, between two times after the other."""
+    """The slot's rows, merged per partition and time window."""
     for partition in sorted({meta.partition for meta, _ in files}):
         own = [(meta, content) for meta, content in files if meta.partition == partition]
         for first, last in time_windows([meta for meta, _ in own], windows.WINDOW_ROWS):
@@ -128,7 +128,7 @@ def _verified(meta: FileMeta, content: bytes | NodeAgentError) -> bytes:
     found = content_hash(content)
     if found != meta.xxh3:
         raise FileCorrupt(
-            f"{meta.name}: hash {found}, manifest says {meta.xxh3}",
+            f"{meta.name}: its bytes have the hash {found}, its manifest says {meta.xxh3}",
             file=meta.name,
             expected=meta.xxh3,
             found=found,

@@ -1,9 +1,9 @@
-"""Compare what several holders have of one slot: files, then sums per (series, day), then cells.
+"""Compares the copies of one slot on several holders: files, then sums per (series, day), then cells.
 
-Cheap steps decide first, and each later step looks only at what the one before found different:
-age and number of files, hash of the bytes, the logical sum of each file, buckets, rows. Rows are looked at
-some `WINDOW_ROWS` at a time, between two times, however many there are. What most holders have is what is
-expected; without a majority a trusted holder (the previous one) is believed, else every holder is listed.
+Cheap steps come first, and each step only examines what the previous step found different: age and number of
+files, hash of the bytes, logical sum of each file, buckets, rows. Rows are compared in time windows of about
+`WINDOW_ROWS`, however many there are. The content of the majority of holders is expected; without a majority,
+that of a trusted holder (the previous holder), else every holder is listed.
 """
 
 import itertools
@@ -51,7 +51,7 @@ Schemas = Mapping[tuple[str, str], TableSchema]
 """By (storage group, table)."""
 
 _Usable = tuple[Holding, list[tuple[HeldFile, str]]]
-"""A holder with its files and the hash of each one's bytes."""
+"""A holder with its files and the hash of each file's bytes."""
 
 ZERO: Sums = (0, 0, 0)
 
@@ -59,7 +59,7 @@ Content = Callable[[Holding, HeldFile], bytes | NodeAgentError]
 
 
 class SlotOutcome(msgspec.Struct):
-    """`series` are 64-bit names of (storage group, table, tags): a series lies in many slots."""
+    """`series` are 64-bit hashes of (storage group, table, tags): one series can be in many slots."""
 
     files: int = 0
     bytes: int = 0
@@ -70,7 +70,7 @@ class SlotOutcome(msgspec.Struct):
     unread: list[Unread] = []
 
     def add(self, found: Mismatch) -> None:
-        """List it while there is room, count it always."""
+        """Count the mismatch, and list it while there is room."""
         self.mismatches_total += 1
         if len(self.mismatches) < MISMATCHES_MAX:
             self.mismatches.append(found)
@@ -78,7 +78,7 @@ class SlotOutcome(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Version:
-    """Holders whose files have the same ages, bytes and deletes, hence the same rows."""
+    """Holders whose files have the same ages, bytes and deletes and therefore the same rows."""
 
     holdings: list[Holding]
     parts: list[tuple[HeldFile, FileRows]]
@@ -87,7 +87,7 @@ class _Version:
 
 
 def compare_slot(holdings: Sequence[Holding], content: Content, schemas: Schemas) -> SlotOutcome:
-    """Compare the holders of one slot; `content` gives a file's bytes, not yet checked."""
+    """Compare the holders of one slot; `content` returns a file's bytes, not yet checked."""
     outcome = SlotOutcome()
     units: dict[UnitKey, None] = {}
     for holding in holdings:
@@ -96,7 +96,7 @@ def compare_slot(holdings: Sequence[Holding], content: Content, schemas: Schemas
     for unit in sorted(units):
         schema = schemas.get((unit[0].storage_group, unit[1]))
         if schema is None:
-            reason = f"no schema for table {unit[1]} of {unit[0].storage_group}"
+            reason = f"there is no schema for table {unit[1]} of {unit[0].storage_group}"
             outcome.unread += [Unread(h.node, h.group, h.slot, reason) for h in holdings]
             continue
         _UnitComparison(unit, schema, content, outcome).run(holdings)
@@ -105,14 +105,14 @@ def compare_slot(holdings: Sequence[Holding], content: Content, schemas: Schemas
 
 @dataclass(slots=True)
 class _UnitComparison:
-    """One table of one partition."""
+    """Compares one table of one partition."""
 
     unit: UnitKey
     schema: TableSchema
     content: Content
     outcome: SlotOutcome
     sums: dict[str, Sums] = field(default_factory=dict)
-    """By the hash of a file's bytes: of the rows read so far."""
+    """By hash of a file's bytes, the sums of the rows read so far."""
 
     def run(self, holdings: Sequence[Holding]) -> None:
         own = {h.node + h.group: self._files(h) for h in holdings}
@@ -127,7 +127,7 @@ class _UnitComparison:
         self._check_sums(usable)
 
     def _compare_window(self, usable: list[_Usable], cache: RowsByHash) -> list[_Usable]:
-        """Compare the rows between two times; the holders all of whose files could be decoded."""
+        """Compare the rows of one window; returns the holders whose files could all be decoded."""
         versions: dict[tuple[Hashable, ...], _Version] = {}
         readable = []
         for holding, files in usable:
@@ -143,7 +143,7 @@ class _UnitComparison:
         return readable
 
     def _check_sums(self, usable: Sequence[_Usable]) -> None:
-        """The sum of all rows of a file against what its manifest says."""
+        """Compare the sum of all rows of each file with its manifest."""
         for holding, files in usable:
             for held, digest in files:
                 found = self.sums.get(digest, ZERO)
@@ -154,7 +154,7 @@ class _UnitComparison:
         return [f for f in holding.files if (f.meta.partition, f.meta.table) == self.unit]
 
     def _check_sets(self, holdings: Sequence[Holding], own: Mapping[str, list[HeldFile]]) -> list[Holding]:
-        """Report files only some holders have; return the holders that have the expected ones."""
+        """Report files that only some holders have; returns the holders that have the expected files."""
         sets = [frozenset(f.key for f in own[h.node + h.group]) for h in holdings]
         if len(set(sets)) <= 1:
             return list(holdings)
@@ -171,7 +171,7 @@ class _UnitComparison:
         self.outcome.add(Mismatch(holding.node, holding.slot, meta.name, "", None, expected, found))
 
     def _check_bytes(self, holding: Holding, files: list[HeldFile]) -> list[tuple[HeldFile, str]] | None:
-        """Hash each file; None when one of them cannot be used."""
+        """Hash each file; None if one of them cannot be used."""
         found = [self._hash(holding, held) for held in files]
         if None in found:
             return None
@@ -197,11 +197,11 @@ class _UnitComparison:
     def _decode(
         self, holding: Holding, files: list[tuple[HeldFile, str]], cache: RowsByHash
     ) -> list[tuple[HeldFile, str, FileRows]] | None:
-        """The rows of the window; None when a file is no TsFile."""
+        """The rows of the window; None if a file is not a TsFile."""
         parts: list[tuple[HeldFile, str, FileRows]] = []
         for held, digest in files:
             content = self.content(holding, held)
-            assert isinstance(content, bytes), "it was hashed"
+            assert isinstance(content, bytes), "the file was hashed before"
             try:
                 parts.append((held, digest, cache.read(content, digest, self.schema, held.meta.name)))
             except (FileCorrupt, NodeAgentError) as error:
@@ -241,7 +241,7 @@ class _UnitComparison:
             self._bisect(versions, bucket)
 
     def _bisect(self, versions: list[_Version], bucket: Bucket) -> None:
-        """Down to the cells of one (series, day)."""
+        """Report the differing cells of one (series, day)."""
         rows = [of_bucket(v.rows, bucket, self.schema) for v in versions]
         total, cells = differing_cells(rows, self.schema.fields)
         assert total, f"sums of {bucket} differ but no cell does"
@@ -265,14 +265,14 @@ class _UnitComparison:
                 )
 
     def _file_of(self, version: _Version, holding: Holding, bucket: Bucket, time_ms: int) -> str:
-        """Name, on this holder, of the newest file with a row there; else of the newest that could have."""
+        """The holder's name of the newest file with a row at this time, else of the newest that covers it."""
         held = _newest_with(version.parts, bucket, time_ms, self.schema)
         names = {f.key: f.meta.name for f in self._files(holding)}
         return names.get(held.key, held.meta.name) if held is not None else ""
 
 
 def series_name(unit: UnitKey, schema: TableSchema, bucket: Bucket, field_name: str) -> str:
-    """`storage group.table{tag=value,…}.field`; a null tag has no value."""
+    """`storage group.table{tag=value,…}.field`; a null tag is written without a value."""
     tags = ",".join(
         f"{name}={value}" if value is not None else name
         for name, value in zip(schema.tags, bucket, strict=False)
@@ -285,7 +285,7 @@ def _sums_text(sums: Sums) -> str:
 
 
 def _majority(holdings: Iterable[Holding], keys: Iterable[Hashable]) -> Hashable | None:
-    """The key more than half of the holders have; else the one all trusted holders agree on."""
+    """The key of more than half of the holders; else the key that all trusted holders agree on."""
     pairs = list(zip(holdings, keys, strict=True))
     (key, votes), *_ = Counter(k for _, k in pairs).most_common(1)
     if 2 * votes > len(pairs):
@@ -295,7 +295,7 @@ def _majority(holdings: Iterable[Holding], keys: Iterable[Hashable]) -> Hashable
 
 
 def _expected_set(holdings: Sequence[Holding], sets: Sequence[frozenset[FileKey]]) -> frozenset[FileKey]:
-    """The majority's files; without one all that any holder has."""
+    """The files of the majority; without a majority, all files that any holder has."""
     found = _majority(holdings, sets)
     if found is None:
         return frozenset().union(*sets)
@@ -304,7 +304,7 @@ def _expected_set(holdings: Sequence[Holding], sets: Sequence[frozenset[FileKey]
 
 
 def _expected_cell(versions: Sequence[_Version], cell: CellDifference) -> tuple[int, Value] | None:
-    """(code, value) of the majority, or None without one."""
+    """(code, value) of the majority; None without a majority."""
     holders = [h for v in versions for h in v.holdings]
     codes = [code for v, code in zip(versions, cell.codes, strict=True) for _ in v.holdings]
     code = _majority(holders, codes)
@@ -315,7 +315,7 @@ def _expected_cell(versions: Sequence[_Version], cell: CellDifference) -> tuple[
 
 
 def _others(cell: CellDifference, code: int) -> Value:
-    """What the others have, when that is one value."""
+    """The value of the other versions if they agree, else `NO_MAJORITY`."""
     values = {c: v for c, v in zip(cell.codes, cell.values, strict=True) if c != code}
     return next(iter(values.values())) if len(values) == 1 else NO_MAJORITY
 
@@ -334,6 +334,6 @@ def _newest_with(
 
 
 def series_count(outcomes: Iterable[SlotOutcome]) -> int:
-    """Distinct series over many slots."""
+    """The number of distinct series in all slots."""
     names = [np.fromiter(o.series, np.uint64, len(o.series)) for o in outcomes]
     return len(np.unique(np.concatenate(names))) if names else 0

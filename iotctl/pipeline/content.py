@@ -1,7 +1,7 @@
 """Depth `content`: Spark tasks read the rows of every holder and compare them.
 
-One task takes the slots of one unit, asks every holder for a snapshot of them, and compares slot by
-slot; it returns counts and differences, never rows.
+Each task takes the slots of one unit, requests a snapshot of them from every holder, and compares slot by
+slot. It returns counts and differences, never rows.
 """
 
 import time
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WINDOW_BYTES = 32 * 1024 * 1024
-"""Bytes a task holds of several small slots; one larger slot is held alone."""
+"""How many bytes of small slots a task holds together; a larger slot is held alone."""
 
 RECHECKS = 3
 RECHECK_DELAY_S = 1.0
-"""Holders may differ for a moment while files are adopted or released: ask again before reporting."""
+"""Holders may differ briefly while files are adopted or released: repeat the request before reporting."""
 
 AWAY_DELAYS_S = (2.0, 5.0, 10.0)
-"""A node that restarts is away for seconds: what it left unread is read again after these."""
+"""Delays before unread slots are read again: a node that restarts is unavailable for seconds."""
 
 SOURCE_TIMEOUT_S = 60.0
 
 
 class UnitOutcome(msgspec.Struct):
-    """What one task found."""
+    """The result of one task."""
 
     slots: list[SlotOutcome] = []
     unread: list[Unread] = []
@@ -57,9 +57,9 @@ def compare_units(
     progress: Progress,
     report: VerifyReport,
 ) -> None:
-    """Run the units and add what they found to `report`; units left with something unread run again.
+    """Run the units and add their results to `report`; units with something unread are repeated.
 
-    A unit whose task died counts as unread for all of its holders.
+    A unit whose task failed counts as unread for all of its holders.
     """
     tables = {(s.storage_group, s.table): s for s in schemas}
     outcomes = _run_units(session, spec, units, tables, progress)
@@ -111,7 +111,7 @@ def run_unit(spec: Spec, unit: CompareUnit, schemas: Schemas) -> UnitOutcome:
 
 
 def _open_settled(cluster: Cluster, unit: CompareUnit, outcome: UnitOutcome) -> list[list[Holding]]:
-    """The unit's holdings per slot, asked for again while the holders disagree about their files."""
+    """The unit's holdings per slot; requested repeatedly while the holders disagree about their files."""
     for attempt in range(RECHECKS + 1):
         outcome.unread = []
         slots = _open_sides(cluster, unit, outcome)
@@ -123,7 +123,7 @@ def _open_settled(cluster: Cluster, unit: CompareUnit, outcome: UnitOutcome) -> 
 
 
 def _open_sides(cluster: Cluster, unit: CompareUnit, outcome: UnitOutcome) -> list[list[Holding]]:
-    """Per slot of the unit, what each holder that answered holds; a holder without files holds none."""
+    """Per slot of the unit, the holding of each holder that answered, possibly without files."""
     slots = ranges.to_slots(unit.slots)
     holdings: dict[int, list[Holding]] = {slot: [] for slot in slots}
     for side in unit.sides:
@@ -170,7 +170,8 @@ ContentKey = tuple[str, str, str]
 
 
 def _fetch(cluster: Cluster, holdings: Sequence[Holding]) -> dict[ContentKey, bytes | NodeAgentError]:
-    """Large ones holder by holder, for most holders have the same bytes: these are kept once."""
+    """Fetch all files, large slots holder by holder: most holders have the same bytes, which are kept
+    once."""
     size = sum(f.meta.size for h in holdings for f in h.files)
     groups = [[h] for h in holdings] if size > WINDOW_BYTES else [list(holdings)]
     found: dict[ContentKey, bytes | NodeAgentError] = {}
@@ -183,7 +184,7 @@ def _fetch(cluster: Cluster, holdings: Sequence[Holding]) -> dict[ContentKey, by
 
 
 class _Lookup:
-    """Bytes already fetched."""
+    """Looks up bytes that were fetched before."""
 
     def __init__(self, content: Mapping[ContentKey, bytes | NodeAgentError]) -> None:
         self._content = content

@@ -1,6 +1,6 @@
-"""Content of one slot on one holder: its rows, merged, and their sums per (series, day).
+"""The content of one slot on one holder: its merged rows and their sums per (series, day).
 
-Nothing stored is believed: bytes are hashed before they are opened, and every sum is computed from rows.
+Recorded values are not trusted: bytes are hashed before they are opened, and sums are computed from rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from nodeagent.table.checksum import COUNT, DAY, DAY_MS, H1, H2, Sums, checksum,
 from nodeagent.table.merge import merge
 
 AT = "$time"
-"""The time column while it is summed up: a tag may be called `time_min`, none begins with `$`."""
+"""Name of the time column during aggregation: a tag may be named `time_min`, but none begins with `$`."""
 
 Bucket = tuple[str | int | None, ...]
 """(tag values…, UTC day)."""
@@ -29,7 +29,7 @@ BucketSums = tuple[int, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Rows of one file's one table, as stored. `sums` are those the file's manifest should record."""
+    """The rows of one table in one file, as stored. `sums` are the sums that the manifest should record."""
 
     rows: pa.Table
     sums: Sums
@@ -37,19 +37,19 @@ class FileRows:
 
 @dataclass(slots=True)
 class RowsByHash:
-    """Rows already read between two times, by the hash of their file's bytes: equal bytes hold equal rows, so
-    replicas whose bytes were fetched and hashed are decoded once."""
+    """Cache of rows in a time window by the hash of their file's bytes: equal bytes hold equal rows, so equal
+    replicas are decoded once."""
 
     times: tuple[int, int] = (TIME_MIN, TIME_MAX)
     _known: dict[tuple[str, str], FileRows] = field(default_factory=dict)
 
     @property
     def known(self) -> dict[str, FileRows]:
-        """By hash."""
+        """The cached rows by hash."""
         return {digest: rows for (digest, _), rows in self._known.items()}
 
     def read(self, content: bytes, digest: str, schema: TableSchema, file: str) -> FileRows:
-        """Raises `FileCorrupt` where the bytes are no TsFile."""
+        """Raises `FileCorrupt` if the bytes are not a TsFile."""
         known = self._known.get((digest, schema.table))
         if known is None:
             known = self._known[digest, schema.table] = read_rows(content, schema, file, self.times)
@@ -59,30 +59,30 @@ class RowsByHash:
 def read_rows(
     content: bytes, schema: TableSchema, file: str, times: tuple[int, int] = (TIME_MIN, TIME_MAX)
 ) -> FileRows:
-    """Decode one file's rows of the table between two times and sum them. The bytes' hash must have been
+    """Decode the table's rows of one file in a time window and sum them. The hash of the bytes must have been
     checked.
 
     Raises:
-        FileCorrupt: the bytes are no TsFile.
+        FileCorrupt: the bytes are not a TsFile, or hold duplicate rows.
     """
     rows = read_table(content, schema.table, Wanted(None, *times), file)
     if rows is None:
         rows = merge([], (), schema)
     as_table = merge([((0,), rows)], (), schema)
     if as_table.num_rows != rows.num_rows:
-        raise FileCorrupt(f"{file} holds rows of equal tags and time", file=file)
+        raise FileCorrupt(f"{file} holds several rows with the same tags and time", file=file)
     return FileRows(as_table, total(checksum(as_table, schema)))
 
 
 def merged(
     parts: Sequence[tuple[Order, pa.Table]], tombstones: Iterable[Tombstone], schema: TableSchema
 ) -> pa.Table:
-    """What a reader would see: newest value per cell, deletes applied; sorted by (tags, time)."""
+    """The rows as a reader sees them: newest value per cell, deletes applied; sorted by (tags, time)."""
     return merge(parts, [t for t in tombstones if t.table == schema.table], schema)
 
 
 def buckets(rows: pa.Table, schema: TableSchema) -> dict[Bucket, BucketSums]:
-    """Sums per (series, day) of merged rows."""
+    """Sums of merged rows per (series, day)."""
     tags = list(schema.tags)
     sums = checksum(rows, schema)
     values = dict(zip(_keys(sums, tags), zip(*_lists(sums, (COUNT, H1, H2)), strict=True), strict=True))

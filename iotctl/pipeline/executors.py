@@ -1,6 +1,6 @@
-"""Where Spark's tasks run: is there a master, are there executors, and what do they lack.
+"""Checks where Spark's tasks run: whether a master answers, executors exist, and what they lack.
 
-Spark itself waits a minute for a master and for ever for executors, and says neither.
+Spark itself waits a minute for a master and without limit for executors, and reports neither.
 """
 
 import re
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 DIAL_TIMEOUT_S = 5.0
 EXECUTOR_WAIT_S = 60.0
-"""How long a master may give no executor. Longer than a worker takes to start one, or another in place of
-one that died; on a cluster that is busy for longer, the command is to be repeated."""
+"""How long a master may provide no executor. Longer than a worker takes to start or replace an executor; if
+the cluster is busy for longer, the operator repeats the command."""
 
 POLL_S = 0.25
 
 NO_EXECUTOR = (
-    "it has no worker, none with a free core and 1 GiB, or its workers do not reach this machine, "
-    "or what they start there ends at once"
+    "it has no worker, no worker with a free core and 1 GiB, or its workers cannot reach this machine, "
+    "or their executors exit at once"
 )
 NO_ENVIRONMENT = (
     "give each worker iotctl's Python packages in the versions of this machine; "
@@ -34,10 +34,10 @@ def is_local(master: str) -> bool:
 
 
 def check_master(master: str, timeout_s: float = DIAL_TIMEOUT_S) -> None:
-    """Of a standalone cluster one master must take connections; other masters are left to Spark.
+    """Check that one master of a standalone cluster accepts connections; other masters are left to Spark.
 
     Raises:
-        Unavailable: none does; each is named with the reason.
+        Unavailable: no master accepts one; names each master with the reason.
     """
     if not master.startswith("spark://"):
         return
@@ -52,28 +52,28 @@ def check_master(master: str, timeout_s: float = DIAL_TIMEOUT_S) -> None:
         else:
             return
     raise Unavailable(
-        f"no Spark master takes connections: {'; '.join(reasons)}",
-        next_step="start the master, name another with --master, or leave --master out to run Spark here",
+        f"no Spark master accepts connections: {'; '.join(reasons)}",
+        next_step="start the master, name another with --master, or omit --master to run Spark locally",
     )
 
 
 def executors(context: "SparkContext") -> int:
-    """How many processes can run tasks now; of a local master the driver itself."""
+    """How many processes can run tasks now; 1 for a local master, whose driver runs them."""
     if is_local(str(context.master)):
         return 1
-    tracker = context._jsc.sc().statusTracker()  # the one of Python does not tell
+    tracker = context._jsc.sc().statusTracker()  # the Python tracker lacks this number
     return len(tracker.getExecutorInfos()) - 1  # without the driver
 
 
 class Patience:
-    """Tells when there was no executor for too long."""
+    """Measures for how long there has been no executor."""
 
     def __init__(self, limit_s: float, now: float) -> None:
         self._limit_s = limit_s
         self._seen = now
 
     def waits(self, count: int, now: float) -> bool:
-        """Whether there is none now."""
+        """Whether there is no executor now."""
         if count:
             self._seen = now
         return not count
@@ -83,16 +83,16 @@ class Patience:
 
 
 def starved(master: str, limit_s: float) -> str:
-    return f"Spark master {master} gave no executor for {limit_s:.0f} s: {NO_EXECUTOR}"
+    return f"Spark master {master} provided no executor for {limit_s:.0f} s: {NO_EXECUTOR}"
 
 
 def waiting(limit_s: float) -> str:
-    """What progress says meanwhile."""
-    return f"no executor; up to {limit_s:.0f} s"
+    """The progress note while there is no executor."""
+    return f"no executor yet; waiting up to {limit_s:.0f} s"
 
 
 def first_line(error: Exception) -> str:
-    """What ended a job, in one line: the Python exception where Spark's text has one."""
+    """What ended a job, in one line: the Python exception if Spark's text contains one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lacking = _lacking(lines)
     if lacking:
@@ -102,7 +102,8 @@ def first_line(error: Exception) -> str:
 
 
 def _lacking(lines: list[str]) -> str:
-    """The line of a worker that has no such Python, another one, or not our packages."""
+    """The error line of a worker that lacks the Python, has another version, or lacks our packages; else
+    ""."""
     for line in lines:
         found = re.search(
             r"Cannot run program .*|(?:ModuleNotFound|Import)Error: .*|\[PYTHON_VERSION_MISMATCH\].*", line

@@ -1,4 +1,4 @@
-"""Bytes of files that agents offer, several at a time, in bounded memory."""
+"""Fetches the bytes of files that agents offer, several files in parallel."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from nodeagent.model.limits import CHUNK_BYTES
 from nodeagent.model.requests import Chunk, FetchChunk
 
 FETCHES_MAX = 8
-"""Files on their way to one task at a time."""
+"""How many files one task fetches in parallel."""
 
 Wish = tuple[NodeId, str, str, int]
 """(node, snapshot, name, size in bytes)."""
@@ -22,8 +22,8 @@ def fetch_file(cluster: Cluster, wish: Wish) -> bytes:
     """The whole file, not yet checked against its hash.
 
     Raises:
-        NodeAgentError: no contact, or no such file.
-        FileCorrupt: the file there has another length.
+        NodeAgentError: the node cannot be reached, or has no such file.
+        FileCorrupt: the node's file has another length.
     """
     node, snapshot, name, size = wish
     parts: list[bytes] = []
@@ -32,7 +32,9 @@ def fetch_file(cluster: Cluster, wish: Wish) -> bytes:
         request = FetchChunk(snapshot, name, got, min(CHUNK_BYTES, max(1, size - got)))
         chunk = expect(cluster.call(node, request), Chunk)
         if chunk.size != size or (not chunk.data and got < size):
-            raise FileCorrupt(f"{name} on {node} has {chunk.size} bytes, its manifest says {size}", file=name)
+            raise FileCorrupt(
+                f"{name} on {node} has {chunk.size} bytes, but its manifest says {size}", file=name
+            )
         parts.append(chunk.data)
         got += len(chunk.data)
         if got >= size:
@@ -40,7 +42,7 @@ def fetch_file(cluster: Cluster, wish: Wish) -> bytes:
 
 
 def fetch_files(cluster: Cluster, wishes: Sequence[Wish]) -> list[bytes | NodeAgentError]:
-    """Each file or the reason why not, in the order asked for."""
+    """Each file or its error, in the order of the wishes."""
 
     def one(wish: Wish) -> bytes | NodeAgentError:
         try:
@@ -55,5 +57,5 @@ def fetch_files(cluster: Cluster, wishes: Sequence[Wish]) -> list[bytes | NodeAg
 
 
 def content_hash(content: bytes) -> str:
-    """XXH3-128 as manifests write it."""
+    """XXH3-128 in the notation of manifests."""
     return xxhash.xxh3_128_hexdigest(content)

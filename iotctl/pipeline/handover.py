@@ -1,8 +1,8 @@
-"""Verify what a change moved: previous holders against new ones, slot by slot.
+"""Verifies a slot migration: previous holders against new holders, slot by slot.
 
-Previous holders show the slots as they were sealed, new ones the files they adopted; an adopted file
-keeps its bytes and, behind the index of the `Open`, its age. So the same file is found on both sides
-whatever it is called, and writes that came after the `Open` do not disturb the comparison.
+Previous holders offer the slots as they were sealed, new holders the files they adopted. An adopted file
+keeps its bytes and, after the index of the `Open`, its age. So a file can be matched on both sides whatever
+its name, and writes after the `Open` do not disturb the comparison.
 """
 
 import time
@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from iotctl.pipeline.content import AWAY_DELAYS_S, SOURCE_TIMEOUT_S, compare_units
+from iotctl.pipeline.hashes import HASH_TIMEOUT_S
 from iotctl.pipeline.holding import FileKey, Scope
 from iotctl.pipeline.link import Cluster, Spec, expect
-from iotctl.pipeline.replicas import HASH_TIMEOUT_S, at_once
+from iotctl.pipeline.replicas import at_once
 from iotctl.pipeline.report import MISSING, NOT_THERE, Mismatch, Progress, Unread, VerifyReport
 from iotctl.pipeline.units import CompareUnit, Side, cut_slots
 from nodeagent.model.errors import NodeAgentError
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 Held = dict[FileKey, FileMeta]
 
 GONE = ("dead", "retired")
-"""States of a node nothing is expected of."""
+"""States of a node that is not asked for anything."""
 
 
 def verify_handover(
@@ -49,8 +50,8 @@ def verify_handover(
 ) -> VerifyReport:
     """Compare at `depth` (`verify.DEPTHS`).
 
-    `against` is `previous-holders`, or `replicas` where those have released and only the new holders
-    can be compared with each other.
+    `against` is `previous-holders`, or `replicas` if the previous holders have released their copies and only
+    the new holders can be compared with each other.
     """
     report = VerifyReport(depth)
     gone = _gone(meta)
@@ -78,7 +79,7 @@ def verify_handover(
 def move_sides(
     operation: Operation, move: SlotMove, against: str, gone: frozenset[NodeId] = frozenset()
 ) -> list[Side]:
-    """Everyone who holds the move's slots: previous holders (trusted) and new ones."""
+    """All holders of the move's slots: previous holders (trusted) and new holders."""
     new = [Side(n, move.target, adopted=True) for n in move.target_members if n not in gone]
     if against != "previous-holders":
         return new
@@ -91,14 +92,14 @@ def move_sides(
 
 
 def _gone(meta: MetaView) -> frozenset[NodeId]:
-    """Nodes declared dead: they are no longer asked for anything."""
+    """Dead and retired nodes: they are no longer asked for anything."""
     return frozenset(n.node for n in meta.nodes if n.state in GONE)
 
 
 def _list_all(
     cluster: Cluster, asks: Sequence[tuple[SlotMove, Side]], progress: Progress
 ) -> list[Held | Unread]:
-    """Every side's files; one that does not answer is asked again, for it may be starting."""
+    """The files of every side; a side that does not answer is retried, since it may be starting."""
     progress.update("listing both holders' files", 0, len(asks))
     held = at_once(lambda a: _list(cluster, a[1], a[0].slots), asks)
     for delay in AWAY_DELAYS_S:
@@ -115,7 +116,7 @@ def _list_all(
 
 
 def _list(cluster: Cluster, side: Side, slots: Ranges) -> Held | Unread:
-    """The files of one side by age; bytes are not looked at."""
+    """The files of one side by age; their bytes are not read."""
     scope = Scope(side.cut, side.adopted)
     files: Iterable[FileMeta]
     try:
@@ -144,7 +145,7 @@ def _units(sides: Sequence[tuple[Side, Held]], cores: int) -> list[CompareUnit]:
 
 
 def _compare_recorded(sides: Sequence[tuple[Side, Held]], report: VerifyReport) -> None:
-    """Recorded hashes by age; the previous holders' are expected where there are any."""
+    """Compare recorded hashes by age; those of previous holders are expected if there are any."""
     expected: Held = {}
     for _, held in sorted(sides, key=lambda s: s[0].trusted):
         expected |= held
@@ -174,7 +175,7 @@ def _compare_bytes(
     report: VerifyReport,
     progress: Progress,
 ) -> None:
-    """New holders re-read their bytes. (What the previous ones sent was hashed on its way.)"""
+    """New holders re-read their bytes. (The bytes that previous holders sent were hashed in transit.)"""
     sides = [(m, s) for m in operation.moves for s in move_sides(operation, m, "replicas", gone)]
     progress.update("hashing files", 0, len(sides))
     replies = at_once(lambda a: _check(cluster, a[1], a[0].slots), sides)

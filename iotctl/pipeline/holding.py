@@ -1,4 +1,4 @@
-"""What one node says it holds of one slot, brought to a form in which holders can be compared."""
+"""What one node holds of one slot, in a form in which holders can be compared."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from nodeagent.model.files import FileMeta, Order, PulledSlot, Tombstone
 from nodeagent.model.ids import NodeId, PartitionKey
 
 FileKey = tuple[PartitionKey, str, Order]
-"""(partition, table, order): the same file on every holder, whatever its name there."""
+"""(partition, table, order): identifies a file on every holder, whatever its name there."""
 
 UnitKey = tuple[PartitionKey, str]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """`order` is the age that is compared: an adopted file's is that of the group it came from."""
+    """`order` is the age to compare by: for an adopted file, its age in the group it came from."""
 
     meta: FileMeta
     order: Order
@@ -26,7 +26,7 @@ class HeldFile:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """`trusted` breaks ties: a previous holder's copy is the original."""
+    """One holder's files and deletes of a slot. `trusted` breaks ties: a previous holder has the original."""
 
     node: NodeId
     group: str
@@ -45,9 +45,9 @@ class Holding:
 class Scope:
     """Which files of a holder are compared.
 
-    `cut`: only what the group's log made up to that index (what came later may not be everywhere yet).
-    `adopted`: only files and deletes taken over from another group, under the age they had there
-    (an adopted order is the index of the `Open` followed by the old order).
+    `cut`: only files from log entries up to that index; later files may not exist on every holder yet.
+    `adopted`: only files and deletes adopted from another group, by their age there (an adopted order is the
+    index of the `Open` followed by the old order).
     """
 
     cut: int | None = None
@@ -56,7 +56,7 @@ class Scope:
     trusted: bool = False
 
     def order(self, order: Order) -> Order | None:
-        """The order to compare by; None when out of scope."""
+        """The order to compare by; None if the file is out of scope."""
         if self.cut is not None and order[0] > self.cut:
             return None
         if self.adopted:
@@ -88,6 +88,6 @@ def _in_scope(tombstones: Iterable[Tombstone], scope: Scope) -> tuple[Tombstone,
 
 
 def agree(holdings: Sequence[Holding]) -> bool:
-    """Whether all hold the same files, going by age only. (Deletes that mask nothing may be dropped on
-    one holder before another.)"""
+    """Whether all hold the same files, by age only. (One holder may drop deletes that mask nothing before
+    another does.)"""
     return len({h.keys for h in holdings}) <= 1

@@ -1,4 +1,4 @@
-"""Run encoded units as Spark tasks, one task each, telling how many are done."""
+"""Runs encoded units as Spark tasks, one task per unit, and reports progress."""
 
 import contextlib
 import threading
@@ -33,10 +33,10 @@ def run_tasks(
     phase: str,
     executor_wait_s: float = EXECUTOR_WAIT_S,
 ) -> tuple[list[bytes], str | None]:
-    """Results in the order of the units, or none of them and why the job failed.
+    """Results in the order of the units, or no results and why the job failed.
 
-    `task` catches what it expects; an exception or a dead worker fails the job after Spark's retries, and
-    so does the lack of any executor for a while. An interrupt cancels the job.
+    `task` catches the errors it expects. Another exception or a dead worker fails the job after Spark's
+    retries, and so does `executor_wait_s` without any executor. An interrupt cancels the job.
     """
     if not units:
         return [], None
@@ -45,21 +45,21 @@ def run_tasks(
 
 
 def await_executors(session: "SparkSession", progress: Progress, wait_s: float = EXECUTOR_WAIT_S) -> None:
-    """Return once a task ran: then Spark also knows how many run at a time. A cluster that gives executors as
-    they are needed gives none before there is a task.
+    """Return once a task has run: Spark then knows how many tasks run in parallel. A cluster with dynamic
+    allocation provides no executor before there is a task.
 
     Raises:
-        Unavailable: no executor came, or what came cannot run iotctl.
+        Unavailable: there was no executor, or the executor cannot run iotctl.
     """
     _, why = _run(session, [b""], _probe, progress, "waiting for Spark executors", wait_s)
     if why:
         raise Unavailable(
-            why, next_step="look at the master's web page, start or free a worker, and repeat the command"
+            why, next_step="check the master's web page, start or free a worker, and repeat the command"
         )
 
 
 def _probe(unit: bytes) -> bytes:
-    """Needs what the tasks need."""
+    """A task that imports what the real tasks import."""
     import iotctl.pipeline.content
     import iotctl.pipeline.migrate  # noqa: F401
 
@@ -74,7 +74,7 @@ def _run(
     phase: str,
     executor_wait_s: float,
 ) -> tuple[list[bytes], str]:
-    """As `run_tasks`; why it failed, or ""."""
+    """As `run_tasks`, with "" if the job did not fail."""
     context = session.sparkContext
     group = f"iotctl-{uuid.uuid4().hex[:8]}"
     watcher = _Watcher(context, group, len(units), progress, phase, executor_wait_s)
@@ -84,8 +84,8 @@ def _run(
         results: list[bytes] = context.parallelize(units, len(units)).map(task).collect()
         return results
 
-    # A call that waits for the JVM cannot be left by a signal: this thread only waits for that one, and
-    # its own connection is free to cancel the job.
+    # A signal cannot interrupt a call that waits for the JVM. So another thread makes that call, and the
+    # connection of this thread stays free to cancel the job.
     pool = ThreadPoolExecutor(1, "spark-job")
     watcher.start()
     try:
@@ -96,7 +96,7 @@ def _run(
     except Exception as error:  # py4j wraps whatever ended the job
         return [], watcher.starved or first_line(error)
     except BaseException:
-        with contextlib.suppress(Exception):  # Spark may be past answering
+        with contextlib.suppress(Exception):  # Spark may no longer answer
             context.cancelJobGroup(group)
         raise
     finally:
@@ -105,7 +105,7 @@ def _run(
 
 
 class _Watcher(threading.Thread):
-    """Tells how far a job is, and cancels it when nothing could run it for too long."""
+    """Reports the progress of a job, and cancels it if no executor could run it for too long."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Watcher(threading.Thread):
         self._wait_s = executor_wait_s
         self._over = threading.Event()
         self.starved = ""
-        """Why the job was cancelled."""
+        """Why the job was cancelled; "" if it was not."""
 
     def end(self) -> None:
         self._over.set()
@@ -137,7 +137,7 @@ class _Watcher(threading.Thread):
         while not self.starved and not self._over.wait(POLL_S):
             try:
                 self._look(patience)
-            except Exception:  # the JVM is gone; whoever waits for the job says so
+            except Exception:  # the JVM has ended; the thread that waits for the job reports it
                 return
 
     def _look(self, patience: Patience) -> None:

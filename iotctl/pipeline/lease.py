@@ -1,6 +1,6 @@
-"""The lease of an operation: while one lives, the agents leave the order of pulls to its owner.
+"""The lease of an operation: while it is held, the agents leave the order of pulls to its owner.
 
-When the driver dies it lapses and the agents go on by themselves; so losing it loses nothing but the order.
+If the driver dies, the lease expires and the agents continue on their own, so only the order is lost.
 """
 
 from types import TracebackType
@@ -20,7 +20,7 @@ def _is_lost(error: NodeAgentError) -> bool:
 
 
 class HeldLease:
-    """Held from `__enter__` to `__exit__`; `lost` names why it is not held any more."""
+    """The lease, held from `__enter__` to `__exit__`; `lost` says why it is no longer held."""
 
     def __init__(self, cluster: Cluster, operation: str, by: str, owner: str) -> None:
         self._cluster = cluster
@@ -35,7 +35,7 @@ class HeldLease:
         return self._renewal.lost or self._kept
 
     def __enter__(self) -> Self:
-        """Raises `Busy` when someone else holds it."""
+        """Raises `Busy` if another job holds the lease."""
         self._steer("lease")
         self._renewal.__enter__()
         return self
@@ -49,7 +49,7 @@ class HeldLease:
         try:
             self._steer("unlease")
         except NodeAgentError as failure:
-            self._kept = f"not given back, lapses by itself: {failure.what}"
+            self._kept = f"not released, expires by itself: {failure.what}"
 
     def _steer(self, verb: str) -> Operation:
         request = Steer(self._operation, verb, self._by, owner=self._owner, ttl_ms=TTL_MS)

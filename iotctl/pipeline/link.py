@@ -1,4 +1,4 @@
-"""The cluster as jobs see it: few verbs, rebuilt inside a Spark task from a picklable spec."""
+"""The cluster as jobs use it: a small interface, rebuilt inside a Spark task from a picklable spec."""
 
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -29,12 +29,12 @@ class Cluster(Protocol):
 
 
 class Spec(Protocol):
-    """Names a cluster; picklable."""
+    """Identifies a cluster; picklable."""
 
 
 @runtime_checkable
 class Opens(Protocol):
-    """A spec that opens its own cluster: how tests put another one in."""
+    """A spec that opens its own cluster; tests use it to substitute a fake."""
 
     def open(self) -> Cluster: ...
 
@@ -64,15 +64,15 @@ def connect_cached(spec: Spec) -> Cluster:
 
 
 def expect(reply: Reply, kind: type[R]) -> R:
-    """The reply as the kind that was asked for; an error reply is raised."""
+    """The reply as the expected kind; an error reply is raised as its error."""
     if isinstance(reply, ErrorReply):
         error = BY_CODE.get(reply.code, Unavailable)
         raise error(reply.what, next_step=reply.next_step, **reply.details)
     if not isinstance(reply, kind):
-        raise Unavailable(f"wanted {kind.__name__}, got {type(reply).__name__}")
+        raise Unavailable(f"expected {kind.__name__}, got {type(reply).__name__}")
     return reply
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """How units and results travel between driver and tasks."""
+    """The encoding of units and results between driver and tasks."""
     return msgspec.msgpack.encode(value)

@@ -1,8 +1,8 @@
-"""Migrate one operation's slots: order the pulls, verify the copies, sign off.
+"""Migrates the slots of one operation: orders the pulls, verifies the copies, signs off.
 
-Bytes go from node to node; a Spark task only orders a target node to pull some slots now. Everything is
-idempotent: an order sent twice finds its files already there, and what is left to do is always computed
-from the copies the meta group has recorded. The agents finish without this job if it dies.
+Bytes go from node to node; a Spark task only orders a target node to pull some slots now. Every step is
+idempotent: for a repeated order, the files are already there, and the remaining work is always computed from
+the copies recorded in the meta group. If this job dies, the agents finish without it.
 """
 
 import getpass
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ORDERS_PER_NODE = 8
-"""Orders a node gets per gaining group, so that progress shows and a retry repeats little."""
+"""Orders per node and gaining group: enough that progress is visible and a retry repeats little."""
 
 PULL_TIMEOUT_S = 600.0
 PULL_ATTEMPTS = 4
 PULL_BACKOFF_S = 0.5
 ROUNDS = 3
-"""Times the missing copies are computed anew and ordered again."""
+"""How many times the missing copies are computed and ordered."""
 
 STAGE_TIMEOUT_S = 600.0
 ADOPT_TIMEOUT_S = 300.0
@@ -56,11 +56,11 @@ RELEASE_TIMEOUT_S = 120.0
 POLL_S = 0.3
 
 _AGAIN = (Unavailable, Overloaded, OutcomeUnknown, FileCorrupt)
-"""Pulling is idempotent: after these the same order may be sent again."""
+"""Errors after which the same order may be retried, since pulling is idempotent."""
 
 
 class PullResult(msgspec.Struct):
-    """What came of one order; `error` is "" when its copy is recorded."""
+    """The result of one order; `error` is "" if its copy is recorded."""
 
     files: int = 0
     bytes: int = 0
@@ -79,21 +79,21 @@ def run(
     progress: Progress | None = None,
     session: "SparkSession | None" = None,
 ) -> MigrateReport:
-    """Bring an open operation from MOVING to its end as far as it is ours to do.
+    """Take an open operation from COPYING as far towards its end as this job can.
 
     Args:
-        operation: its id.
-        depth: verify the copies that deep and sign off; None does neither.
-        rate: bytes per second over the whole cluster; None keeps the operation's.
-        concurrency: orders on their way at a time; None is two per target node.
+        operation: the id of the operation.
+        depth: verify the copies at this depth and sign off; None does neither.
+        rate: bytes per second in the whole cluster; None keeps the operation's rate.
+        concurrency: orders in flight at a time; None is two per target node.
 
     Returns:
-        The report. `failed` lists orders that did not succeed (the agents go on with them);
-        `verification.passed` is False where a copy differs or could not be read: then there is no
-        sign-off and the previous holders keep their copies.
+        The report. `failed` lists orders that did not succeed (the agents continue with them).
+        `verification.passed` is False if a copy differs or could not be read; the job then does not sign off,
+        and the previous holders retain their copies.
 
     Raises:
-        NotFound: no such operation.
+        NotFound: there is no such operation.
         Busy: another job holds the lease.
         Refused: the operation is paused.
         NodeAgentError: the meta group cannot be reached, or Spark does not start.
@@ -112,7 +112,7 @@ def run(
 
 
 class _Migration:
-    """One run over one operation."""
+    """One run of the job for one operation."""
 
     def __init__(self, cluster: Cluster, spec: Spec, operation: str, progress: Progress) -> None:
         self.cluster = cluster
@@ -142,7 +142,7 @@ class _Migration:
             with HeldLease(self.cluster, self.id, self.by, owner) as lease:
                 self._go(rate)
                 self._pull(session, concurrency, lease)
-                # A later round cuts what is left anew, so orders are counted by what failed in the end.
+                # A later round splits the rest differently, so orders are counted by the final failures.
                 self.report.units_done = max(0, self.report.units_total - len(self.report.failed))
                 self._await_adoption()
         if depth is not None and not self.report.failed and operation.stage is not Stage.CANCELLED:
@@ -152,12 +152,14 @@ class _Migration:
         return self.report
 
     def check_running(self) -> None:
-        """Raises `Refused` while the operation is paused: no agent would take an order."""
+        """Raises `Refused` if the operation is paused: no agent would accept an order."""
         if self.find().state() == "paused":
-            raise Refused(f"{self.id} is paused", next_step=f"iotctl ops resume {self.id}")
+            raise Refused(
+                f"{self.id} is paused; no copy was ordered", next_step=f"iotctl ops resume {self.id}"
+            )
 
     def find(self) -> Operation:
-        """The operation as the meta group has it now."""
+        """The operation as now recorded in the meta group."""
         return self._find()[1]
 
     def _find(self) -> tuple[MetaView, Operation]:
@@ -165,7 +167,7 @@ class _Migration:
         for operation in meta.operations:
             if operation.id == self.id:
                 return meta, self._whole(operation)
-        raise NotFound(f"no operation {self.id}", next_step="iotctl ops list")
+        raise NotFound(f"there is no operation {self.id}", next_step="iotctl ops list")
 
     def _whole(self, operation: Operation) -> Operation:
         if not operation.is_short:
@@ -184,7 +186,7 @@ class _Migration:
             self._steer("set", rate=rate)
 
     def _wait(self, phase: str, timeout_s: float, until: Callable[[Operation], bool]) -> Operation:
-        """Poll until the condition holds, the operation ended or the time is over; the caller looks."""
+        """Poll until the condition holds, the operation has ended or the timeout expires."""
         deadline = time.monotonic() + timeout_s
         while True:
             operation = self.find()
@@ -194,7 +196,7 @@ class _Migration:
             time.sleep(POLL_S)
 
     def _pull(self, session: "SparkSession", concurrency: int | None, lease: HeldLease) -> None:
-        """Order what is missing, up to `ROUNDS` times; failures of the last round are reported."""
+        """Order the missing copies, up to `ROUNDS` times; failures of the last round are reported."""
         for round_number in range(ROUNDS):
             meta, operation = self._find()
             incarnations = {n.node: n.incarnation for n in meta.nodes}
@@ -213,7 +215,7 @@ class _Migration:
             self.report.retries += len(self.report.failed)
 
     def _order(self, session: "SparkSession", orders: Sequence[PullOrder], concurrency: int | None) -> None:
-        """One round: every order once, with retries inside its task."""
+        """One round: each order is sent once, with retries within its task."""
         bundles = bundles_of(orders, concurrency, session.sparkContext.defaultParallelism)
         spec = self.spec
 
@@ -240,7 +242,7 @@ class _Migration:
             report.failed.append(FailedUnit(order.group, order.node, slots, result.error))
 
     def _await_records(self, incarnations: dict[NodeId, str]) -> None:
-        """The nodes record their copies in the meta group themselves, in batches."""
+        """Wait until all copies are recorded: the nodes record them in the meta group in batches."""
         self._wait(
             "waiting for the copies to be recorded",
             ADOPT_TIMEOUT_S,
@@ -248,7 +250,7 @@ class _Migration:
         )
 
     def _await_adoption(self) -> None:
-        """Until every gaining group made the copies its own; one that does not is a failure."""
+        """Wait until every gaining group has adopted the copies; a group that has not counts as failed."""
         if self.report.failed:
             return
         operation = self._wait("waiting for adoption", ADOPT_TIMEOUT_S, _adopted)
@@ -260,7 +262,7 @@ class _Migration:
             self.report.failed.append(FailedUnit(group, "", slots, reason))
 
     def _verify(self, session: "SparkSession", depth: str) -> None:
-        """Compare the copies, and sign off only what passed."""
+        """Compare the copies, and sign off if they pass."""
         meta, operation = self._find()
         against = "previous-holders" if operation.stage is Stage.MOVING else "replicas"
         found = verify_handover(
@@ -280,7 +282,7 @@ class _Migration:
             self._steer("sign-off", report=_sign_off_text(found, against))
 
     def _finish(self) -> None:
-        """Wait for what follows by itself, then note how far the operation came."""
+        """Wait for the release that follows by itself, then record the operation's state."""
         operation = self.find()
         if operation.state() == "running" and not self.report.failed:
             operation = self._wait("waiting for the release", RELEASE_TIMEOUT_S, _over)
@@ -299,21 +301,21 @@ def _adopted(operation: Operation) -> bool:
 
 
 def _over(operation: Operation) -> bool:
-    """Released, or waiting for somebody."""
+    """Whether the slots are released or the operation waits for a command."""
     return set(operation.released) >= set(operation.losing) or operation.state() != "running"
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """Orders of one task, `width` of them on their way at a time."""
+    """The orders of one task, with `width` of them in flight at a time."""
 
     width: int
     orders: list[PullOrder]
 
 
 def bundles_of(orders: Sequence[PullOrder], concurrency: int | None, cores: int) -> list[Bundle]:
-    """Cut the orders so that `concurrency` of them are on their way when Spark runs a task per core.
+    """Bundle the orders so that `concurrency` of them are in flight if Spark runs one task per core.
 
-    The default is two per target node, at least one per core.
+    The default is two per target node, and at least one per core.
     """
     wanted = concurrency or max(cores, 2 * len({o.node for o in orders}))
     if wanted < cores:
@@ -353,7 +355,7 @@ def _pull_one(cluster: Cluster, order: PullOrder) -> PullResult:
 
 
 def _sign_off_text(found: VerifyReport, against: str) -> str:
-    """What is kept with the operation."""
+    """The report that is stored with the operation."""
     return msgspec.json.encode(
         {
             "depth": found.depth,

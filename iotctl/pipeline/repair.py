@@ -1,16 +1,17 @@
-"""Repair what a verification found: which file of which replica, from whom, and doing it.
+"""Repairs the mismatches of a verification: decides which file of which replica to replace, and replaces it.
 
-A file is *whole* on a replica when its bytes hash to what that replica's manifest records. What a majority of
-all members of the group hold whole under one manifest row, at one cut, is what the others are given. Replicas
-that did not answer count against it. Without such a majority nothing is touched, but for files that a change
-brought here and that its previous holders still keep, signed off: then those are what is given.
+A file is *whole* on a replica if its bytes have the hash that the replica's manifest records. If a majority
+of all members of the group hold a file whole with the same manifest row at one cut, the other replicas get
+that file. Replicas that did not answer count against the majority. Without a majority nothing is changed,
+with one exception: files of a signed-off slot migration are taken from previous holders that still retain
+them.
 
-- `hash`: the bytes are damaged or missing, the manifest row is the majority's;
-- `content`: also a row that differs from the majority's in size, hash, rows, times or sums.
+- `hash`: repairs damaged or missing bytes if the manifest row is that of the majority;
+- `content`: also repairs a manifest row that differs in size, hash, rows, times or sums.
 
-What a compaction was to make on one replica, and cannot for a damaged file that the others merged already, is
-given too: then its inputs go. A file that only some manifests name, or that lies elsewhere in time or place,
-is a difference of histories and nothing that copying a file could mend.
+If a compaction fails on one replica because of a damaged input that the others have already merged, the
+replica gets the compaction's output, which replaces the inputs. A file that only some manifests list, or that
+differs in slot, partition, table or order, is a difference of histories that copying a file cannot repair.
 """
 
 from collections import Counter, defaultdict
@@ -20,8 +21,9 @@ from types import MappingProxyType
 
 import msgspec
 
+from iotctl.pipeline.hashes import hash_files
 from iotctl.pipeline.link import Cluster, expect
-from iotctl.pipeline.replicas import GroupView, Replica, hash_files
+from iotctl.pipeline.replicas import GroupView, Replica
 from iotctl.pipeline.report import Mismatch, Progress, Repair, Unread
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.files import FileMeta, FileRef, Order
@@ -31,27 +33,28 @@ from nodeagent.model.requests import ExportFiles, FileRepaired, OpenSource, Repa
 from nodeagent.partition import ranges
 
 SOURCES = 2
-"""Copies offered per repair: the second one for when the first goes away."""
+"""Copies offered per repair; the second copy is a fallback."""
 
 EXPORT_TIMEOUT_S = 60.0
 REPAIR_TIMEOUT_S = 600.0
-"""One file pulled, put in place and recorded; the node goes on if nobody waits, and asking again is free."""
+"""Timeout for a node to pull, install and record one file. The node continues after a timeout, and the
+request may be repeated."""
 
 Place = tuple[NodeId, int]
-"""A replica's slot: what a mismatch is about, and what is verified again."""
+"""(node, slot) of a mismatch: the unit that is verified again after a repair."""
 
 Hashes = Mapping[tuple[NodeId, str], str]
-"""What the bytes of (node, file name) hash to; no key where that is not known."""
+"""Hash of the bytes of (node, file name); no key if unknown."""
 
 SignedOff = Mapping[tuple[int, Order, str], tuple[FileRef, ...]]
-"""By slot, order and hash: copies of a file that previous holders of its slot keep. The order is the one it
-had with them, which is the adopted file's without its first number."""
+"""By slot, order and hash: the copies that previous holders of the slot retain. The order is the file's order
+there, that is the adopted file's order without its first number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """`node` is to hold `wanted`, which `holders` have whole; `kept` are copies of previous holders, used
-    where a majority does not hold it."""
+    """A repair action: `node` gets the file `wanted`, which `holders` have whole. `kept` are copies of
+    previous holders, used if no majority holds the file."""
 
     node: NodeId
     group: GroupId
@@ -66,7 +69,7 @@ class Cure:
 
 @dataclass(frozen=True, slots=True)
 class Hopeless:
-    """A file of a replica that is not what it should be and cannot be repaired."""
+    """An unrepairable file of a replica."""
 
     node: NodeId
     slot: int
@@ -77,7 +80,8 @@ class Hopeless:
 def decide(
     view: GroupView, hashes: Hashes, depth: str, signed_off: SignedOff = MappingProxyType({})
 ) -> tuple[list[Cure], list[Hopeless]]:
-    """What to do about every file of the view that is not the same and whole everywhere."""
+    """Repair actions and unrepairable files for every file of the view that is not equal and whole on all
+    replicas."""
     cures: list[Cure] = []
     hopeless: list[Hopeless] = []
     slots = {name: meta.slot for r in view.replicas for name, meta in r.files.items()}
@@ -102,7 +106,7 @@ def decide(
 
 
 def _majority(view: GroupView, hashes: Hashes, name: str) -> tuple[FileMeta | None, tuple[NodeId, ...]]:
-    """The row under which more than half of the members hold the file whole, and which those are."""
+    """The manifest row with which more than half of the members hold the file whole, and these members."""
     whole = _whole(view, hashes, name)
     for row, votes in Counter(whole.values()).most_common(1):
         if 2 * votes > len(view.members):
@@ -111,7 +115,7 @@ def _majority(view: GroupView, hashes: Hashes, name: str) -> tuple[FileMeta | No
 
 
 def _whole(view: GroupView, hashes: Hashes, name: str) -> dict[NodeId, FileMeta]:
-    """The rows of the replicas that hold the file whole."""
+    """The manifest rows of the replicas that hold the file whole."""
     return {
         r.node: r.files[name]
         for r in view.replicas
@@ -122,7 +126,8 @@ def _whole(view: GroupView, hashes: Hashes, name: str) -> dict[NodeId, FileMeta]
 def _signed_off(
     view: GroupView, hashes: Hashes, name: str, signed_off: SignedOff
 ) -> tuple[FileMeta | None, tuple[NodeId, ...], tuple[FileRef, ...]]:
-    """The only row of the file whose bytes previous holders keep, who holds it whole, and those copies."""
+    """The only manifest row whose bytes previous holders retain, the replicas that hold it whole, and the
+    copies of the previous holders."""
     rows = {r.files[name] for r in view.replicas if name in r.files}
     kept = {row: refs for row in rows if (refs := signed_off.get((row.slot, row.order[1:], row.xxh3)))}
     if len(kept) != 1:
@@ -140,34 +145,34 @@ def _why_not(
     replica: Replica,
     wanted: FileMeta | None,
 ) -> str:
-    """Why the file may not be replaced; empty when it may."""
+    """Why the file may not be replaced; "" if it may."""
     if view.cut is None:
-        return "the group could not be asked for one index at which to compare its replicas"
+        return "the group has no cut at which its replicas could be compared"
     if wanted is None:
         return (
-            f"no majority of the {len(view.members)} replicas holds one whole version of it,"
-            " and no previous holder keeps a signed-off one"
+            f"no majority of the {len(view.members)} replicas holds the same whole version of the file,"
+            " and no previous holder retains a signed-off version"
         )
     if own is None and name in replica.owed:
         return ""
     if own is None:
-        return "this replica's manifest does not name it"
+        return "this replica's manifest does not list the file"
     if (replica.node, name) not in hashes:
-        return "this replica could not read it again"
+        return "this replica could not read the file again"
     if _fixed(own) != _fixed(wanted):
-        return "it has another slot, partition, table or order in this replica's manifest"
+        return "the file has another slot, partition, table or order in this replica's manifest"
     if own != wanted and depth != "content":
-        return "its manifest row differs too: repair with --depth content"
+        return "the file's manifest row differs too: repair with --depth content"
     return ""
 
 
 def _fixed(meta: FileMeta) -> tuple[object, ...]:
-    """What a repair never changes."""
+    """The values of a manifest row that a repair never changes."""
     return meta.slot, meta.partition, meta.table, meta.order
 
 
 class Repairer:
-    """Decides and carries out; then `repairs` is what was replaced, `reasons` why others were not."""
+    """Decides on repairs and makes them. `repairs`: the replaced files; `reasons`: why others were not."""
 
     def __init__(self, cluster: Cluster, depth: str, progress: Progress) -> None:
         self._cluster = cluster
@@ -178,7 +183,7 @@ class Repairer:
         self.reasons: dict[tuple[NodeId, int, str], str] = {}
 
     def run(self, views: Sequence[GroupView], mismatches: Sequence[Mismatch]) -> None:
-        """Repair what the mismatches are about; nothing else is touched."""
+        """Repair the slots and nodes of the mismatches; nothing else is changed."""
         asked = {(m.node, m.slot) for m in mismatches}
         parts = [_narrowed(view, {slot for _, slot in asked}) for view in views]
         parts = [part for part in parts if any(r.files for r in part.replicas)]
@@ -197,7 +202,7 @@ class Repairer:
             self._progress.update("repairing files", len(cures), len(cures))
 
     def reason(self, mismatch: Mismatch) -> str:
-        """Why it was not repaired; "" where nothing speaks against it."""
+        """Why the mismatch was not repaired; "" if no reason is known."""
         place = (mismatch.node, mismatch.slot)
         own = self.reasons.get((*place, mismatch.file), "")
         if own or not mismatch.series:
@@ -213,7 +218,7 @@ class Repairer:
         return hashes
 
     def _signed_off(self, part: GroupView) -> SignedOff:
-        """What previous holders keep of these slots, by a change that was signed off and is held."""
+        """The copies that previous holders retain of these slots, for signed-off changes on hold."""
         slots = ranges.from_slots({meta.slot for r in part.replicas for meta in r.files.values()})
         operations = [o for o in self._cluster.meta().operations if o.signed_off and not o.ended]
         moves = [(o, m) for o in operations for m in o.moves if m.target == part.group]
@@ -252,10 +257,13 @@ class Repairer:
         )
 
     def _sources(self, cure: Cure) -> list[FileRef]:
-        """Snapshots that have the wanted file, of who was seen to hold it whole first. Raises the last
-        holder's error when there is none."""
+        """Snapshots with the wanted file: first those of whole replicas, then previous holders' copies.
+
+        Raises:
+            NodeAgentError: there is none; the error of the last holder.
+        """
         sources: list[FileRef] = []
-        last = NodeAgentError(f"no replica offers {cure.wanted.name} any more")
+        last = NodeAgentError(f"no replica offers {cure.wanted.name} any longer")
         for node in cure.holders:
             try:
                 offer = self._offer(node, cure.group, cure.wanted.slot)
@@ -281,7 +289,7 @@ class Repairer:
 
 
 def _narrowed(view: GroupView, slots: set[int]) -> GroupView:
-    """The view of these slots alone."""
+    """The view limited to these slots."""
     replicas = [
         replace(r, files={n: meta for n, meta in r.files.items() if meta.slot in slots})
         for r in view.replicas
@@ -295,10 +303,10 @@ def settle(
     again: Sequence[Mismatch],
     unread: Sequence[Unread],
 ) -> list[Mismatch]:
-    """The mismatches with what became of them.
+    """The mismatches with the outcome of their repair.
 
     Args:
-        again, unread: what a second verification of the repaired slots found.
+        again, unread: the results of a second verification of the repaired slots.
     """
     repaired = {(r.node, r.slot): r.group for r in repairer.repairs}
     blind = {(u.node, u.group): u.reason for u in unread}
@@ -306,16 +314,16 @@ def settle(
 
     def why_not(m: Mismatch) -> str:
         place = (m.node, m.slot)
-        # A cell is the work of any file of the slot; a file is judged by itself.
+        # A cell may come from any file of the slot; a file is judged on its own.
         reason = repairer.reason(m)
         if reason:
             return reason
         if place not in repaired:
-            return "no file of this replica's slot is damaged, and it differs all the same"
+            return "no file of this replica's slot is damaged, but its content differs"
         if (place if m.series else (*place, m.file)) in differing:
-            return "it was replaced and still differs"
+            return "the file was replaced but still differs"
         silent = blind.get((m.node, repaired[place]))
-        return f"it was replaced and could not be read again: {silent}" if silent else ""
+        return f"the file was replaced but could not be read again: {silent}" if silent else ""
 
     settled = []
     for mismatch in mismatches:

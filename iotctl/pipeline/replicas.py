@@ -1,12 +1,12 @@
-"""Depths `manifest` and `hash`: what replicas say they hold, and what their bytes hash to. No Spark.
+"""Depth `manifest`: what the manifests of replicas list, compared. No Spark.
 
-Each group is pinned to a *cut*: its leader closes what is in memory, and the log index at which that was
-done is where all replicas are compared. Writes that go on make newer files, which are left out.
+Each group is compared at a *cut*: its leader closes the rows in memory, and all replicas are compared at the
+log index of that close. Later writes make newer files, which are left out.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -19,42 +19,35 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Ranges
 from nodeagent.model.requests import (
     Accepted,
-    CheckFiles,
     CloseAll,
     DamagedFile,
-    FilesChecked,
     GroupRecord,
     ManifestReply,
 )
 from nodeagent.partition import ranges
 
 ASKS_MAX = 16
-"""Requests on their way from the driver at a time."""
+"""How many requests the driver sends in parallel."""
 
 SETTLE_S = 30.0
-"""How long a replica is waited for that is not at work on files and makes none up to the cut meanwhile.
-Without a cut it is waited for as long in all, since there is no end to what is written."""
+"""How long to wait for a replica that is not at work on files and makes no progress towards the cut. Without
+a cut this is the total wait, since new writes never end."""
 
 AT_WORK_S = 600.0
-"""How long one that is at work is waited for without a file: on a busy machine closes are late, and merges,
-which get what time is left over, later."""
+"""How long to wait for a replica that is at work but finishes no file: on a busy machine closes are late, and
+merges, which have a lower priority, are later still."""
 
 DAMAGED_SETTLE_S = 3.0
-"""How long one is waited for that is held up by a damaged file."""
+"""How long to wait for a replica that is blocked by a damaged file."""
 
 SETTLE_POLL_S = 0.2
 
 QUIET_S = 15.0
-"""How often the leader is told that its group is still compared: it merges no files for 30 s after it heard
-so, for the replica that is waited for would not have the merged ones."""
+"""How often the close is repeated on the leader: it suspends merges for 30 s after each, since a replica that
+lags would lack the merged files."""
 
 RECHECKS = 3
 RECHECK_DELAY_S = 1.0
-
-HASH_BYTES = 256 * 1024 * 1024
-"""Bytes one `CheckFiles` request makes a node read."""
-
-HASH_TIMEOUT_S = 120.0
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -62,7 +55,7 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class Replica:
-    """One node's files of one group up to the cut; by name."""
+    """The files of one group on one node up to the cut, by name."""
 
     node: NodeId
     group: GroupId
@@ -71,19 +64,19 @@ class Replica:
 
     @property
     def owed(self) -> frozenset[str]:
-        """What compactions were to make here of files of which one is damaged."""
+        """Outputs of compactions that cannot run here because an input is damaged."""
         return frozenset(d.output for d in self.damaged if d.output)
 
     @property
     def superseded(self) -> frozenset[str]:
-        """The files that go with what is owed."""
+        """The inputs that the owed outputs replace."""
         return frozenset(name for d in self.damaged for name in d.inputs)
 
 
 @dataclass(slots=True)
 class GroupView:
-    """`cut` None: the group could not be asked to close its memory; everything listed is compared.
-    `replicas` are those of the `members` that answered."""
+    """One group at its cut. With `cut` None, the group could not close its rows in memory, and all listed
+    files are compared. `replicas` are those of the `members` that answered."""
 
     group: GroupId
     cut: int | None
@@ -92,7 +85,7 @@ class GroupView:
 
     @property
     def slot_bytes(self) -> dict[int, int]:
-        """Bytes of one replica per slot that holds files, the largest that any replica lists."""
+        """Bytes of one replica per non-empty slot: the largest value of any replica."""
         most: dict[int, int] = {}
         for replica in self.replicas:
             own: Counter[int] = Counter()
@@ -105,7 +98,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which files are wanted; empty means all."""
+    """Selects files; empty means all."""
 
     slots: Ranges = ()
     storage_groups: tuple[str, ...] = ()
@@ -117,23 +110,23 @@ class Chosen:
 
 
 def at_once(
-    work: Callable[[T], V], items: Sequence[T], told: Callable[[int], None] = lambda done: None
+    work: Callable[[T], V], items: Sequence[T], on_done: Callable[[int], None] = lambda done: None
 ) -> list[V]:
-    """Like `map`, with up to `ASKS_MAX` threads. `told` gets how many of the first ones are done."""
+    """Like `map`, with up to `ASKS_MAX` threads. `on_done` is called with the number of completed items."""
     if len(items) < 2:
         return [work(item) for item in items]
     found: list[V] = []
     with ThreadPoolExecutor(min(ASKS_MAX, len(items))) as pool:
         for one in pool.map(work, items):
             found.append(one)
-            told(len(found))
+            on_done(len(found))
     return found
 
 
 def view_groups(
     cluster: Cluster, groups: Sequence[GroupRecord], chosen: Chosen, progress: Progress
 ) -> tuple[list[GroupView], list[Unread]]:
-    """Manifests of every replica at its group's cut, and the replicas that gave none."""
+    """The manifests of all replicas at their group's cut, and the replicas without an answer."""
     progress.update("closing files in memory", 0, len(groups))
     cuts = at_once(lambda g: _cut(cluster, g.group, chosen.slots), groups)
     views = [GroupView(g.group, cut, g.members) for g, cut in zip(groups, cuts, strict=True)]
@@ -154,8 +147,8 @@ def view_groups(
 
 
 def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
-    """Close the group's memory and return the log index of that; None where that was refused or failed
-    (a reader may not close; a group without quorum cannot)."""
+    """Close the group's rows in memory. Returns the log index of the close; None if it was refused or failed
+    (a reader may not close; a group without a quorum cannot)."""
     try:
         return expect(cluster.call_group(group, CloseAll(group, slots)), Accepted).index
     except NodeAgentError:
@@ -163,7 +156,7 @@ def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
 
 
 def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -> Replica | Unread:
-    """The replica's files once it has made all files up to the cut."""
+    """The replica's files, once it has made all files up to the cut."""
     started = moved = busy = told = time.monotonic()
     made, seen = -1, set[str]()
     while True:
@@ -179,15 +172,15 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
         if view.cut is not None and reply.at_work:
             busy = now
         waited_s = now - started
-        # What a damaged file keeps from being made is a finding, and no waiting helps.
+        # A damaged file that blocks others is a finding, and waiting does not help.
         is_stuck = waited_s > DAMAGED_SETTLE_S and any(d.output for d in reply.damaged)
         if _settled(reply, view.cut) or is_stuck:
             files = {name: f for name, f in listed.items() if f in chosen}
             return Replica(node, view.group, files, _damaged(reply, files, chosen))
         if now - max(busy, moved) > SETTLE_S or now - moved > AT_WORK_S:
             reason = (
-                f"behind: files made up to index {reply.materialised}, wanted {view.cut or reply.applied},"
-                f" {reply.pending} pending{', being made' if reply.at_work else ''}"
+                f"lags: files made up to index {reply.materialised} of {view.cut or reply.applied},"
+                f" {reply.pending} pending{', in progress' if reply.at_work else ''}"
             )
             return Unread(node, view.group, None, reason)
         if view.cut is not None and now - told > QUIET_S:
@@ -197,7 +190,8 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
 
 
 def _damaged(reply: ManifestReply, files: Mapping[str, FileMeta], chosen: Chosen) -> tuple[DamagedFile, ...]:
-    """Of the chosen files, and of slots that left the group and that it keeps: who copies those found it."""
+    """Damage of the chosen files; without a choice, also of retained files of slots that left the group,
+    which the nodes that copied them reported."""
     listed = {f.name for f in reply.files}
     every = not chosen.slots and not chosen.storage_groups
     return tuple(d for d in reply.damaged if d.file in files or (every and d.file not in listed))
@@ -218,7 +212,7 @@ def compare_manifests(
 ) -> tuple[list[Mismatch], list[Unread]]:
     """Files whose recorded size, hash or sums differ between the replicas of a group.
 
-    Differences are asked for again: a file may just be adopted or released.
+    Differences are checked again: a file may just be being adopted or released.
     """
     mismatches: list[Mismatch] = []
     unread: list[Unread] = []
@@ -229,15 +223,15 @@ def compare_manifests(
             if not any(m.found == MISSING or m.expected == NOT_THERE for m in found):
                 break
             time.sleep(RECHECK_DELAY_S)
-            unread += _list_again(cluster, view, chosen)
+            unread += list_again(cluster, view, chosen)
             found = manifest_mismatches(view)
         mismatches += found
     return mismatches, unread
 
 
-def _list_again(cluster: Cluster, view: GroupView, chosen: Chosen) -> list[Unread]:
-    """Bring the view's replicas up to date, at a new cut: what the leader merged since the last one, the
-    others may still have to merge. Those that gave nothing leave the view."""
+def list_again(cluster: Cluster, view: GroupView, chosen: Chosen) -> list[Unread]:
+    """Update the view's replicas at a new cut: the leader may have merged files since the last cut that the
+    others still have to merge. Replicas without an answer are removed from the view and returned."""
     if view.cut is not None:
         view.cut = _cut(cluster, view.group, chosen.slots) or view.cut
     fresh = [_manifest(cluster, view, r.node, chosen) for r in view.replicas]
@@ -246,7 +240,7 @@ def _list_again(cluster: Cluster, view: GroupView, chosen: Chosen) -> list[Unrea
 
 
 def damage_found(views: Sequence[GroupView]) -> list[Mismatch]:
-    """What the replicas themselves found damaged when they read or merged files."""
+    """Damage that the replicas themselves detected when they read or merged files."""
     return [
         Mismatch(r.node, d.slot, d.file, "", None, d.expected, d.found)
         for view in views
@@ -256,7 +250,7 @@ def damage_found(views: Sequence[GroupView]) -> list[Mismatch]:
 
 
 def manifest_mismatches(view: GroupView) -> list[Mismatch]:
-    """Entries that are not the same on every replica of the group."""
+    """Manifest entries that are not equal on all replicas of the group."""
     first, *others = [r.files for r in view.replicas] or [{}]
     if all(files == first for files in others):
         return []
@@ -279,7 +273,7 @@ def _entry_mismatches(replicas: Sequence[Replica], name: str) -> Iterable[Mismat
 
 
 def _entry_text(meta: FileMeta | None, absent: str) -> str:
-    """The hash, with what else may differ."""
+    """The entry's hash, with the other values that may differ."""
     if meta is None:
         return absent
     values, one, two = meta.logical
@@ -289,116 +283,3 @@ def _entry_text(meta: FileMeta | None, absent: str) -> str:
 def _other_text(entries: Sequence[FileMeta | None], own: FileMeta | None) -> str:
     others = {_entry_text(e, NOT_THERE) for e in entries if e != own}
     return others.pop() if len(others) == 1 else NO_MAJORITY
-
-
-@dataclass(slots=True)
-class Hashed:
-    """What reading bytes again found; `files` and `bytes` are those that were read."""
-
-    mismatches: list[Mismatch] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
-    files: int = 0
-    bytes: int = 0
-
-
-def check_hashes(cluster: Cluster, views: Sequence[GroupView], chosen: Chosen, progress: Progress) -> Hashed:
-    """Have every replica re-read its bytes.
-
-    A file that is gone when its turn comes was merged with others into a new one, or its slot has moved:
-    what the replicas hold of its slot now is listed, compared and read instead.
-    """
-    total = Hashed()
-    gone = _hash_once(cluster, views, total, progress)
-    for _ in range(RECHECKS):
-        if not gone:
-            break
-        time.sleep(RECHECK_DELAY_S)
-        views = [_again(cluster, view, gone, chosen, total, progress) for view in views]
-        gone = _hash_once(cluster, views, total, progress)
-    total.unread += gone
-    return total
-
-
-def _again(
-    cluster: Cluster,
-    view: GroupView,
-    gone: Sequence[Unread],
-    chosen: Chosen,
-    total: Hashed,
-    progress: Progress,
-) -> GroupView:
-    """The view of those slots alone of which a file is gone, as they are now."""
-    slots = {u.slot for u in gone if u.group == view.group and u.slot is not None}
-    fresh = GroupView(view.group, view.cut, view.members, view.replicas if slots else [])
-    if slots:
-        wanted = Chosen(ranges.from_slots(slots), chosen.storage_groups)
-        total.unread += _list_again(cluster, fresh, wanted)
-        mismatches, unread = compare_manifests(cluster, [fresh], wanted, progress)
-        total.mismatches += mismatches
-        total.unread += unread
-        moved = slots - {f.slot for r in fresh.replicas for f in r.files.values()}
-        total.unread += [u for u in gone if u.group == view.group and u.slot in moved]
-    return fresh
-
-
-def _hash_once(
-    cluster: Cluster, views: Sequence[GroupView], total: Hashed, progress: Progress
-) -> list[Unread]:
-    """Add to `total` what the replicas find, except in slots of which a file is gone: those are returned."""
-    gone: list[Unread] = []
-    read: list[tuple[NodeId, FileMeta, str]] = []
-    for replica, part, reply in hash_files(cluster, views, progress):
-        if isinstance(reply, Unread):
-            total.unread.append(reply)
-            continue
-        found = dict(reply.found)
-        for meta in part:
-            if meta.name in found:
-                read.append((replica.node, meta, found[meta.name]))
-            else:
-                reason = f"{meta.name} was released while it was checked"
-                gone.append(Unread(replica.node, replica.group, meta.slot, reason))
-    slots = {u.slot for u in gone}
-    for node, meta, xxh3 in read:
-        if meta.slot in slots:
-            continue
-        total.files, total.bytes = total.files + 1, total.bytes + meta.size
-        if xxh3 != meta.xxh3:
-            total.mismatches.append(Mismatch(node, meta.slot, meta.name, "", None, meta.xxh3, xxh3))
-    return gone
-
-
-def hash_files(
-    cluster: Cluster, views: Sequence[GroupView], progress: Progress
-) -> Iterator[tuple[Replica, list[FileMeta], FilesChecked | Unread]]:
-    """What every replica finds when it reads its files of the views again, in portions."""
-    asks = [(r, part) for view in views for r in view.replicas for part in _portions(r)]
-    progress.update("hashing files", 0, len(asks))
-    for start in range(0, len(asks), ASKS_MAX):
-        some = asks[start : start + ASKS_MAX]
-        replies = at_once(lambda a: _check(cluster, a[0], a[1]), some)
-        for (replica, part), reply in zip(some, replies, strict=True):
-            yield replica, part, reply
-        progress.update("hashing files", min(start + ASKS_MAX, len(asks)), len(asks))
-
-
-def _portions(replica: Replica) -> Iterable[list[FileMeta]]:
-    """The replica's files in slot order, whole slots together, in portions of about `HASH_BYTES`."""
-    portion: list[FileMeta] = []
-    held = 0
-    for meta in sorted(replica.files.values(), key=lambda m: (m.slot, m.name)):
-        if held >= HASH_BYTES and meta.slot != portion[-1].slot:
-            yield portion
-            portion, held = [], 0
-        portion.append(meta)
-        held += meta.size
-    if portion:
-        yield portion
-
-
-def _check(cluster: Cluster, replica: Replica, part: Sequence[FileMeta]) -> FilesChecked | Unread:
-    request = CheckFiles(replica.group, ranges.from_slots(m.slot for m in part))
-    try:
-        return expect(cluster.call(replica.node, request, HASH_TIMEOUT_S), FilesChecked)
-    except NodeAgentError as error:
-        return Unread(replica.node, replica.group, None, error.what)

@@ -1,4 +1,4 @@
-"""What the jobs hand back. Keys are those of the command line's JSON; more may be added."""
+"""Reports of the jobs. Keys are those of the command line's JSON; more may be added."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ MISMATCHES_MAX = 10_000
 
 
 class Progress(Protocol):
-    """Told about every step; `total` 0 is unknown, `unit` is "B" for bytes."""
+    """Called for every step; `total` 0 means unknown, `unit` is "B" for bytes."""
 
     def update(
         self, phase: str, done: int = 0, total: int = 0, *, unit: str = "", note: str = ""
@@ -19,18 +19,18 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress nobody watches."""
+    """Progress that is not shown."""
 
     def update(self, phase: str, done: int = 0, total: int = 0, *, unit: str = "", note: str = "") -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """One difference. A whole file: `series` is "" and `time_ms` None; else one cell of one replica.
+    """One difference of one replica: a whole file (`series` is "" and `time_ms` None) or one cell.
 
-    `expected` is what most replicas hold, or `NO_MAJORITY` with the others' values. For a cell
-    both are the values themselves (None: null or absent; bytes as hex; NaN and infinities as text).
-    `reason` says why it was not repaired, where that was asked for.
+    `expected` is the value of the majority, the value of all others if they agree, else `NO_MAJORITY`. For a
+    cell, `expected` and `found` are the values themselves (None: null or absent; bytes as hex; NaN and
+    infinities as text). `reason` says why it was not repaired, if a repair was requested.
     """
 
     node: str
@@ -46,14 +46,14 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 NO_MAJORITY = "no majority"
 MISSING = "missing"
-"""`found` of a file or row that others have."""
+"""`found` of a file or row that other replicas have."""
 
 NOT_THERE = "absent"
-"""`expected` of a file or row that most replicas do not have."""
+"""`expected` of a file or row that most replicas lack."""
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """What could not be looked at, and why: never counted as equal. `slot` None is the whole replica."""
+    """What could not be read, and why: never counted as equal. `slot` None means the whole replica."""
 
     node: str
     group: str
@@ -62,8 +62,8 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """A file that was replaced. `quarantined`: where the damaged one is kept, below the data directory of
-    `node`; "" when there was none. `sources` are the replicas whose copy was taken."""
+    """A file that was replaced. `quarantined`: where the damaged file is stored, below the data directory of
+    `node`; "" if there was none. `sources`: the nodes that offered the copy."""
 
     node: str
     group: str
@@ -74,11 +74,11 @@ class Repair(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct):
-    """`files` and `bytes` count every replica's, `rows` and `series` (table, tags) count once.
+    """`files` and `bytes` count every replica, `rows` and `series` (table, tags) count once.
 
-    At depth `manifest` nothing is read: the numbers are the recorded ones, `series` is 0; likewise at
-    `hash`, where `bytes` were read. A mismatch counts as repaired only after it was verified again;
-    those that are not listed (`MISMATCHES_MAX`) count as not repaired.
+    At depth `manifest` nothing is read: the numbers are the recorded ones, and `series` is 0; likewise at
+    `hash`, where `bytes` were read. A mismatch counts as repaired only after a second verification;
+    mismatches beyond `MISMATCHES_MAX` are not listed and count as not repaired.
     """
 
     depth: str
@@ -100,7 +100,7 @@ class VerifyReport(msgspec.Struct):
 
     @property
     def passed(self) -> bool:
-        """Everything was read, something was, and nothing differs any more."""
+        """Whether at least one replica was compared, everything was read and no mismatch remains."""
         return not (self.unread or self.remaining) and self.replicas_compared > 0
 
     def add_mismatches(self, found: "list[Mismatch]", total: int | None = None) -> None:
@@ -109,8 +109,8 @@ class VerifyReport(msgspec.Struct):
 
 
 class Verified(msgspec.Struct):
-    """The verification of a migration. `against`: `previous-holders`, or `replicas` when those had
-    already released their copies (the operation was not asked to wait for a sign-off)."""
+    """The verification of a migration. `against`: `previous-holders`, or `replicas` if the previous holders
+    had already released their copies (the operation did not wait for a sign-off)."""
 
     depth: str
     files: int
@@ -129,9 +129,9 @@ class FailedUnit(msgspec.Struct, frozen=True):
 
 
 class MigrateReport(msgspec.Struct):
-    """`bytes` crossed the network, `released_slots` were freed by their previous holders by the end.
+    """`bytes` crossed the network; `released_slots` were released by their previous holders.
 
-    `state` is the operation's when the job ended. `verification` lists what `verified` counts.
+    `state` is the operation's state when the job ended. `verification` lists what `verified` counts.
     """
 
     operation: str

@@ -1,12 +1,12 @@
-"""One Spark session: quiet, on loopback when local, with the same Python on both sides.
+"""A Spark session: quiet, on loopback if local, with the same Python in driver and workers.
 
-Settings that are not taste:
+Necessary settings:
 
-- `spark.speculation=false`: a losing attempt's refused commit counts as a failure (SPARK-56564);
-- `local[N]` becomes `local[N,3]`: without the second number a task that dies is never retried;
+- `spark.speculation=false`: the refused commit of a losing attempt counts as a failure (SPARK-56564);
+- `local[N]` becomes `local[N,3]`: without the second number, a task that dies is never retried;
 - `spark.python.worker.faulthandler.enabled`: a native crash leaves a stack in the log;
-- the packages' parent directory goes into the workers' PYTHONPATH (local) or a zip (elsewhere), because
-  classes travel by reference. What they import in turn must be there already.
+- workers get our packages through PYTHONPATH (local) or as a zip (elsewhere), because classes are pickled by
+  reference. The dependencies of the packages must be installed there.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ JAVA_MIN = 17
 DEFAULT_MASTER = "local[*]"
 TASK_ATTEMPTS = 3
 STOP_TIMEOUT_S = 15.0
-"""How long Spark, and then its JVM, may take to end by itself before the JVM is killed."""
+"""How long Spark, and then its JVM, may take to exit before the JVM is killed."""
 
 _LOG4J = """\
 rootLogger.level = error
@@ -51,10 +51,10 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_java() -> int:
-    """Return the major version of the Java that Spark will use.
+    """The major version of the Java that Spark will use.
 
     Raises:
-        Refused: there is none, or it is older than `JAVA_MIN`.
+        Refused: there is no Java, or it is older than `JAVA_MIN`.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -65,7 +65,8 @@ def check_java() -> int:
     version = java_major(done.stderr + done.stdout)
     if version is None or version < JAVA_MIN:
         raise Refused(
-            f"Spark needs Java {JAVA_MIN} or newer; {java} is {version or 'unknown'}", next_step=advice
+            f"Spark needs Java {JAVA_MIN} or newer; {java} has version {version or 'unknown'}",
+            next_step=advice,
         )
     return version
 
@@ -80,7 +81,7 @@ def java_major(text: str) -> int | None:
 
 
 def with_retries(master: str) -> str:
-    """`local`, `local[N]` with the number of attempts a task gets; any other master as it is."""
+    """`local` and `local[N]` with the number of attempts per task; any other master unchanged."""
     found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
     return f"local[{found[1] or '1'},{TASK_ATTEMPTS}]" if found else master
 
@@ -92,12 +93,12 @@ def spark_session(
     progress: Progress | None = None,
     executor_wait_s: float = EXECUTOR_WAIT_S,
 ) -> Iterator["SparkSession"]:
-    """A session that can run tasks; stopped, with its scratch directory removed, when the block ends.
+    """A session that can run tasks; at the end of the block it is stopped and its scratch directory deleted.
 
     Raises:
-        Refused: no suitable Java.
-        Unavailable: no master is there, it gave no executor that can run iotctl, or Spark did not start;
-            then the message ends with what it printed.
+        Refused: there is no suitable Java.
+        Unavailable: no master answers, it provides no executor that can run iotctl, or Spark did not start;
+            the message then ends with Spark's output.
     """
     check_java()
     progress = progress or Silent()
@@ -140,10 +141,10 @@ def _start(app: str, master: str, scratch: Path) -> "SparkSession":
 
 
 def _stop(session: "SparkSession") -> None:
-    """Stop Spark and its JVM: a later session may ask for another master or other JVM options.
+    """Stop Spark and its JVM: a later session may need another master or other JVM options.
 
-    Never raises and never hangs: after a signal in the middle of a call the connection to the JVM is of no
-    use, and what Spark says then must not take the place of what ended the block.
+    Never raises and never hangs: a signal during a call leaves the connection to the JVM unusable, and errors
+    of Spark must not replace the error that ended the block.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -178,8 +179,8 @@ def _stop(session: "SparkSession") -> None:
 
 @contextlib.contextmanager
 def _quiet_logs() -> Iterator[None]:
-    """py4j logs a traceback for every call that a signal cuts short, to stderr while the root logger has
-    no handler."""
+    """Silences py4j, which logs a traceback for every call that a signal interrupts, to stderr if the root
+    logger has no handler."""
     silent = logging.NullHandler()
     logging.getLogger().addHandler(silent)
     try:
@@ -219,7 +220,7 @@ def _settings(master: str, scratch: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment(master: str) -> Iterator[None]:
-    """What the JVM and, through it, the Python workers inherit at launch."""
+    """Sets the environment that the JVM and, through it, the Python workers inherit at launch."""
     elsewhere = sys.executable if is_local(master) else os.environ.get("PYSPARK_PYTHON", sys.executable)
     wanted = {"PYSPARK_PYTHON": elsewhere, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if is_local(master):
@@ -240,7 +241,7 @@ def _environment(master: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stderr_to(log: Path) -> Iterator[None]:
-    """Let the JVM inherit a log file as its stderr: it prints warnings before any setting is read."""
+    """Let the JVM inherit a log file as its stderr: it prints warnings before it reads any setting."""
     sys.stderr.flush()
     saved = os.dup(2)
     with log.open("ab") as target:

@@ -1,7 +1,7 @@
-"""Between files and clusters on Spark: the seam where `transfer` will grow.
+"""Transfers rows between files and clusters on Spark.
 
-An import writes through the client, so rows go the way of every write and none is acknowledged before
-it is durable. Repeating one is safe: the same cells get the same values.
+An import writes through the client like every other write, so no row is acknowledged before it is durable.
+Repeating an import is safe: the same cells get the same values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ WRITE_FORMATS = ("csv", "parquet")
 
 @runtime_checkable
 class Writes(Protocol):
-    """What an import needs of a cluster besides `link.Cluster`."""
+    """The method that an import needs besides `link.Cluster`."""
 
     def write(
         self, storage_group: str, table: str, data: pa.Table, *, tags: Sequence[str] | None = None
@@ -31,10 +31,10 @@ class Writes(Protocol):
 
 
 def read_files(session: "SparkSession", path: str, file_format: str) -> "DataFrame":
-    """Rows of files. CSV has a header and its types are inferred.
+    """The rows of files. CSV files have a header; their types are inferred.
 
     Raises:
-        InvalidInput: an unknown format.
+        InvalidInput: the format is unknown.
     """
     if file_format not in READ_FORMATS:
         raise InvalidInput(f"format {file_format!r} is not one of {', '.join(READ_FORMATS)}")
@@ -49,7 +49,7 @@ def read_files(session: "SparkSession", path: str, file_format: str) -> "DataFra
 def import_rows(
     frame: "DataFrame", spec: Spec, storage_group: str, table: str, tags: Sequence[str], time: str = TIME
 ) -> int:
-    """Write all rows of the frame into a table, creating it where it is missing; the rows written."""
+    """Write all rows of the frame to a table, which is created if missing; returns the number of rows."""
     named = frame.withColumnRenamed(time, TIME)
     kept = tuple(tags)
 
@@ -69,7 +69,7 @@ def import_rows(
 def export_table(
     session: "SparkSession", spec: Spec, storage_group: str, table: str, path: str, file_format: str
 ) -> int:
-    """Write a table's closed rows as files under `path`, which must not exist; the rows written."""
+    """Write a table's closed rows as files under `path`, which must not exist; returns the number of rows."""
     if file_format not in WRITE_FORMATS:
         raise InvalidInput(f"format {file_format!r} is not one of {', '.join(WRITE_FORMATS)}")
     session.dataSource.register(TsFileDataSource)

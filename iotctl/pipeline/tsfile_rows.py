@@ -1,7 +1,7 @@
-"""TsFile (table model) to Arrow, in a Spark Python worker, from bytes whose hash was checked.
+"""Reads TsFiles (table model) into Arrow in a Spark Python worker, from bytes whose hash was checked.
 
-The native library is imported inside the functions: it starts threads that die in a fork, so it must
-not be loaded in the process that Spark forks its workers from.
+The TsFile library is imported inside the functions: it starts threads that do not survive a fork, so it must
+not be loaded in the process from which Spark forks its workers.
 """
 
 import io
@@ -17,7 +17,7 @@ from nodeagent.model.errors import FileCorrupt
 
 TIME = "time"
 BATCH_ROWS = 65_536
-"""Rows handed on at once: the reader's own batches end with each device."""
+"""Rows per batch; the library's own batches end with each device."""
 
 ARROW_MAGIC = b"ARROW1"
 
@@ -25,7 +25,7 @@ TIME_MIN, TIME_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class FileColumn(msgspec.Struct, frozen=True):
-    """`type` is the TsFile name (`DOUBLE`); names are lower case."""
+    """`type` is the name of the TsFile type (`DOUBLE`); column names are lower case."""
 
     name: str
     type: str
@@ -33,7 +33,7 @@ class FileColumn(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Rows in [time_from, time_to] (inclusive) whose tags equal `tags`; `columns` None means all."""
+    """Selects rows in [time_from, time_to] whose tags equal `tags`; `columns` None means all."""
 
     columns: tuple[str, ...] | None = None
     time_from: int = TIME_MIN
@@ -42,10 +42,10 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def tables_in(content: bytes, file: str) -> dict[str, tuple[FileColumn, ...]]:
-    """Columns of every table in the file, the time column left out.
+    """The columns of every table in the file, without the time column.
 
     Raises:
-        FileCorrupt: the library cannot read it.
+        FileCorrupt: the library cannot read the file.
     """
     with ExitStack() as stack:
         return _tables(_open(stack, content, file), file)
@@ -56,11 +56,11 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Rows of one table, `BATCH_ROWS` at a time, device by device and in time order.
 
-    Columns: `time` int64, then those of `wanted.columns` the file has (older files lack newer
-    columns). A missing table gives nothing.
+    Columns: `time` int64, then those of `wanted.columns` that the file has (older files lack newer columns).
+    A missing table yields nothing.
 
     Raises:
-        FileCorrupt: the library cannot read it.
+        FileCorrupt: the library cannot read the file.
     """
     wanted = wanted or Wanted()
     if content.startswith(ARROW_MAGIC):
@@ -79,7 +79,7 @@ def read_batches(
 
 
 def _parked(content: bytes, wanted: Wanted, file: str) -> Iterator[pa.RecordBatch]:
-    """Rows that could not become a TsFile: an Arrow file of their one table."""
+    """Rows of an Arrow file, which stores the rows of one table that could not become a TsFile."""
     try:
         with pa.ipc.open_file(pa.py_buffer(content)) as reader:
             rows = reader.read_all()
@@ -103,7 +103,7 @@ def _parked(content: bytes, wanted: Wanted, file: str) -> Iterator[pa.RecordBatc
 
 
 def read_table(content: bytes, table: str, wanted: Wanted | None = None, file: str = "") -> pa.Table | None:
-    """All rows of one table of the file at once; None where the file has no row of it."""
+    """All rows of one table in the file; None if the file has no row of it."""
     batches = list(read_batches(content, table, wanted, file))
     return pa.Table.from_batches(batches) if batches else None
 
@@ -113,7 +113,7 @@ def _open(stack: ExitStack, content: bytes, file: str) -> Any:
 
     try:
         return stack.enter_context(closing(TsFileReader(io.BytesIO(content))))
-    except Exception as error:  # the library raises far more than its own classes on damaged bytes
+    except Exception as error:  # on damaged bytes the library raises many other classes than its own
         raise FileCorrupt(f"cannot open TsFile {file}: {error}", file=file) from error
 
 
@@ -164,7 +164,7 @@ def _tag_filter(tags: Sequence[tuple[str, str | None]]) -> Any:
 
 
 def _coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Gather small batches: the reader ends one with each device."""
+    """Combine small batches: the library ends a batch with each device."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

@@ -5,21 +5,21 @@
     spark.read.format("tsfile").options(cluster=cluster_option(spec), storage_group="root.a",
                                         table="machines").load()
 
-From paths each file is one partition and its rows come as they are. From a cluster each partition is a
-run of slots of one group: one holder gives a hard-link snapshot of its files, every file's XXH3-128 is
-checked before it is opened, and rows are merged (newest value per cell, deletes applied).
+From paths, each file is one partition and its rows are returned as stored. From a cluster, each partition is
+a range of slots of one group: one holder provides a hard-link snapshot of its files, the XXH3-128 of each
+file is checked before it is opened, and rows are merged (newest value per cell, deletes applied).
 
-Options: `path` (file, directory or pattern), `table` (not needed where there is but one), `cluster`,
-`storage_group`, `slots` ("0-99,200"), `node` (read from this holder only), `pushdown` ("true" hands
-ranges of `time` and equalities of tags down to the files).
+Options: `path` (file, directory or pattern), `table` (not needed if there is only one), `cluster`,
+`storage_group`, `slots` ("0-99,200"), `node` (read from this holder only), `pushdown` ("true" applies ranges
+of `time` and equalities of tags when reading the files).
 
-`pushdown` is off unless asked for, for two reasons: Spark refuses a reader that takes filters while
-`spark.sql.python.filterPushdown.enabled` is off, and Spark 4.3 keeps the pushed filters of one query for
-the next query on the same DataFrame, which then misses rows. So use it with one query per `load()`.
+`pushdown` is off by default for two reasons: Spark refuses a reader that accepts filters while
+`spark.sql.python.filterPushdown.enabled` is off, and Spark 4.3 keeps the pushed filters of one query for the
+next query on the same DataFrame, which then misses rows. So use it with one query per `load()`.
 
-Columns: `time` long (milliseconds), tags, fields. Spark's Python sources get no column pruning from the
-planner; name the columns in `.schema("time long, device string, s0 double")` and only those are read.
-TIMESTAMP fields have microseconds in Spark; one that has nanoseconds is an error, not a rounded value.
+Columns: `time` long (milliseconds), tags, fields. Spark's planner does not prune the columns of Python
+sources; name the columns in `.schema("time long, device string, s0 double")` and only those are read.
+TIMESTAMP fields have microseconds in Spark; a value with nanoseconds is an error and is not rounded.
 """
 
 import base64
@@ -91,7 +91,7 @@ SPARK_TYPES: dict[str, DataType] = {
 
 
 def cluster_option(spec: Spec) -> str:
-    """The `cluster` option for a spec. It may hold a private key: it is never logged here."""
+    """The `cluster` option for a spec. It may contain a private key, so it is never logged here."""
     return base64.b64encode(pickle.dumps(spec)).decode()
 
 
@@ -111,7 +111,7 @@ class SlotsPartition(InputPartition):
 
 @dataclass(frozen=True)
 class Source:
-    """The options, parsed."""
+    """The parsed options."""
 
     paths: tuple[str, ...]
     spec: Spec | None
@@ -141,7 +141,7 @@ class Source:
 
 
 def _spec(option: str) -> Spec:
-    """Options are set by the program that runs the job, which Spark trusts with code anyway."""
+    """Unpickling is safe: the program that runs the job sets the options, and Spark runs its code anyway."""
     spec: Spec = pickle.loads(base64.b64decode(option))
     return spec
 
@@ -157,12 +157,12 @@ def _expand(pattern: str) -> tuple[str, ...]:
 
 
 def parse_slots(text: str) -> Ranges:
-    """ "3,10-19" as ranges; empty is empty (all)."""
+    """Parse slots such as `3,10-19` into ranges; "" gives no ranges, which means all."""
     found: list[tuple[int, int]] = []
     for piece in filter(None, (p.strip() for p in text.split(","))):
         first, dash, last = piece.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise InvalidInput(f"slots {piece!r}: write a number or first-last")
+            raise InvalidInput(f"slots {piece!r} is neither a number nor first-last")
         found.append((int(first), int(last if dash else first) + 1))
     return ranges.union(tuple(found))
 
@@ -175,7 +175,7 @@ class TsFileDataSource(DataSource):
         return "tsfile"
 
     def schema(self) -> StructType:
-        """Of the table in the cluster, or of the union of the files' columns."""
+        """The schema of the table in the cluster, or the union of the files' columns."""
         source = Source.parse(self.options)
         return spark_schema(_columns(source))
 
@@ -204,11 +204,11 @@ def _columns(source: Source) -> list[FileColumn]:
 
 
 def table_schema(spec: Spec, storage_group: str, table: str) -> TableSchema:
-    """Raises `NotFound` where the cluster has no such table."""
+    """The schema in the cluster. Raises `NotFound` if it has no such table."""
     for schema in connect_cached(spec).meta().schemas:
         if (schema.storage_group, schema.table) == (storage_group, table):
             return schema
-    raise NotFound(f"no table {table} in storage group {storage_group}")
+    raise NotFound(f"storage group {storage_group} has no table {table}")
 
 
 def _table_of(path: str, table: str) -> tuple[str, tuple[FileColumn, ...]]:
@@ -221,7 +221,7 @@ def _table_of(path: str, table: str) -> tuple[str, tuple[FileColumn, ...]]:
 
 
 class TsFileReader(DataSourceReader):
-    """Reads everything the schema names."""
+    """Reads the columns of the schema, without filters."""
 
     def __init__(self, source: Source, schema: StructType) -> None:
         self.source = source
@@ -229,7 +229,7 @@ class TsFileReader(DataSourceReader):
         self.wanted = Wanted(tuple(n for n in self.target.names if n != TIME))
 
     def partitions(self) -> Sequence[InputPartition]:
-        """At least one: Spark makes of an empty list a partition of its own."""
+        """At least one partition: Spark replaces an empty list by a partition of its own."""
         source = self.source
         if source.spec is None:
             found: list[InputPartition] = [FilePartition(path) for path in source.paths]
@@ -260,7 +260,7 @@ class TsFileReader(DataSourceReader):
 
 
 class PushdownReader(TsFileReader):
-    """Takes ranges of `time` and equalities of tags from the planner."""
+    """Also accepts ranges of `time` and equalities of tags from the planner."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         tags = {c.name for c in _columns(self.source) if c.tag}
@@ -273,12 +273,12 @@ class PushdownReader(TsFileReader):
 
 
 def narrow(wanted: Wanted, one: Filter, tags: set[str]) -> Wanted | None:
-    """`wanted` with the filter in it; None where Spark has to apply it itself."""
+    """`wanted` with the filter added; None if Spark must apply the filter itself."""
     name = ".".join(one.attribute) if hasattr(one, "attribute") else ""
     value = getattr(one, "value", None)
     if name in tags and isinstance(one, EqualTo | EqualNullSafe | IsNull):
         if isinstance(one, EqualTo) and value is None or isinstance(value, str) and "\0" in value:
-            return None  # NUL would end the value early in the native library
+            return None  # NUL would end the value early in the TsFile library
         added = (name, None if isinstance(one, IsNull) else value)
         return Wanted(wanted.columns, wanted.time_from, wanted.time_to, (*wanted.tags, added))
     if name != TIME or not isinstance(value, int):
@@ -301,14 +301,14 @@ def narrow(wanted: Wanted, one: Filter, tags: set[str]) -> Wanted | None:
 
 
 def arrow_target(schema: StructType) -> pa.Schema:
-    """What Spark expects, exactly: it refuses a batch whose Arrow schema differs."""
+    """The Arrow schema that Spark expects: it refuses a batch with any other schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def _shape(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """The batch with the target's columns and types; a column the file lacks is null."""
+    """The batch with the target's columns and types; a column that the file lacks is null."""
     columns: list[pa.Array] = []
     for wanted in target:
         place = batch.schema.get_field_index(wanted.name)

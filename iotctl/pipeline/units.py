@@ -1,4 +1,4 @@
-"""Pieces of work that travel to Spark tasks, and how work is cut into them."""
+"""Units of work for Spark tasks, and how work is split into them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,14 +9,14 @@ from nodeagent.model.operation import Operation, Ranges
 from nodeagent.partition import ranges
 
 UNITS_MAX = 512
-"""Tasks of one job: each costs Spark some 10 ms."""
+"""The most tasks in one job: each costs Spark about 10 ms."""
 
 UNIT_BYTES = 8 * 1024 * 1024
-"""Bytes of one replica that one comparison task aims at."""
+"""Target size of one comparison task, in bytes of one replica."""
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One holder. With `operation` its sealed slots of that change are meant; `trusted`: the original."""
+    """One holder. With `operation`, its sealed slots of that change; `trusted`: it has the original."""
 
     node: NodeId
     group: GroupId
@@ -27,7 +27,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class CompareUnit(msgspec.Struct, frozen=True):
-    """Slots whose holders are to be compared row by row."""
+    """Slots whose holders are compared row by row."""
 
     slots: Ranges
     sides: tuple[Side, ...]
@@ -35,7 +35,7 @@ class CompareUnit(msgspec.Struct, frozen=True):
 
 
 class PullOrder(msgspec.Struct, frozen=True):
-    """Slots that `node` is to have as a member of `group`."""
+    """An order for `node` to pull slots as a member of `group`."""
 
     operation: str
     group: GroupId
@@ -44,9 +44,9 @@ class PullOrder(msgspec.Struct, frozen=True):
 
 
 def cut_slots(slot_bytes: Mapping[int, int], parallelism: int) -> list[Ranges]:
-    """Cut slots into pieces of about equal bytes, in slot order.
+    """Split slots into pieces of about equal bytes, in slot order.
 
-    At least four pieces per core when there is enough to share, at most `UNITS_MAX`.
+    At least four pieces per core if there are enough slots, at most `UNITS_MAX`.
     """
     total = sum(slot_bytes.values())
     wanted = max(total // UNIT_BYTES, min(4 * parallelism, len(slot_bytes) // 16), 1)
@@ -66,10 +66,10 @@ def cut_slots(slot_bytes: Mapping[int, int], parallelism: int) -> list[Ranges]:
 
 
 def pull_orders(operation: Operation, incarnations: Mapping[NodeId, str], per_node: int) -> list[PullOrder]:
-    """What is missing: for each member of each gaining group the slots it has recorded no copy of.
+    """The missing copies: for each member of each gaining group, the slots without a recorded copy.
 
-    A copy counts only for the incarnation that made it. Nodes take turns in the list,
-    so that its head already keeps all of them busy. `per_node` is how many orders a node gets per group.
+    A copy only counts for the incarnation that made it. Nodes alternate in the list, so that its first orders
+    keep all nodes busy. `per_node` is the number of orders per node and group.
     """
     queues: list[list[PullOrder]] = []
     for group in operation.gaining:
@@ -82,7 +82,7 @@ def pull_orders(operation: Operation, incarnations: Mapping[NodeId, str], per_no
 
 
 def missing_slots(operation: Operation, incarnations: Mapping[NodeId, str]) -> int:
-    """Copies not recorded yet, counted per slot and member."""
+    """The number of unrecorded copies, counted per slot and member."""
     return sum(ranges.count(o.slots) for o in pull_orders(operation, incarnations, 1))
 
 

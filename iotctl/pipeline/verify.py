@@ -1,11 +1,11 @@
-"""Verify that all replicas hold the same, at one of three depths; each includes the one before.
+"""Verifies that all replicas have the same content, at one of three depths; each includes the previous one.
 
 - `manifest`: the recorded sizes, hashes and sums of all replicas of a group agree;
-- `hash`: every replica re-reads its bytes and finds the recorded hash;
-- `content`: Spark reads the rows of every replica and compares them. This alone finds a value that was
-  changed together with hash, manifest entry and footer, and names the cell.
+- `hash`: every replica re-reads its bytes, which have the recorded hash;
+- `content`: Spark reads the rows of every replica and compares them. Only this depth finds a value that was
+  changed together with hash, manifest entry and footer; it names the cell.
 
-A replica that cannot be read is in `unread`; such a report never passes.
+A replica that cannot be read is listed in `unread`; such a report never passes.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from iotctl.pipeline.content import compare_units
+from iotctl.pipeline.hashes import check_hashes
 from iotctl.pipeline.link import Cluster, Spec, connect
 from iotctl.pipeline.repair import Repairer, settle
 from iotctl.pipeline.replicas import (
     Chosen,
     GroupView,
-    check_hashes,
     compare_manifests,
     damage_found,
     view_groups,
@@ -43,7 +43,7 @@ DEPTHS = ("manifest", "hash", "content")
 
 
 class Filters(msgspec.Struct, frozen=True):
-    """What to verify; empty means all. `nodes`: the groups these nodes are members of."""
+    """What to verify; empty means all. `nodes`: the groups that these nodes are members of."""
 
     slots: Ranges = ()
     nodes: tuple[NodeId, ...] = ()
@@ -59,14 +59,14 @@ def run(
     session: "SparkSession | None" = None,
     repair: bool = False,
 ) -> VerifyReport:
-    """Compare the replicas of every group (module docstring).
+    """Compare the replicas of every group (see the module docstring).
 
     Args:
-        session: a running Spark session to use instead of a new one on `master`.
-        repair: give damaged replicas what the majority holds (`pipeline.repair`), and verify that again.
+        session: a running Spark session to use instead of a new session on `master`.
+        repair: replace damaged files by the majority's (`pipeline.repair`), and verify the result.
 
     Raises:
-        Refused: a filter names what the cluster does not have, or leaves no file to compare.
+        Refused: a filter names something that the cluster does not have, or matches no file.
         NodeAgentError: the meta group cannot be read, or Spark does not start.
     """
     assert depth in DEPTHS, f"unknown depth {depth!r}"
@@ -85,7 +85,7 @@ def run(
         if filters != Filters() and not report.files and not report.unread:
             raise Refused(
                 "nothing to verify: no file matches the filters",
-                next_step="`iotctl data count` and `iotctl cluster slots` show what there is",
+                next_step="`iotctl data count` and `iotctl cluster slots` list storage groups and slots",
             )
         if repair and report.mismatches:
             _repair(comparison, report, views, filters)
@@ -94,10 +94,10 @@ def run(
 
 
 def check_filters(meta: MetaView, filters: Filters) -> None:
-    """A misspelt filter selects nothing, and nothing never differs: refuse it.
+    """Refuse unknown names in filters: a misspelt filter selects nothing, and nothing never differs.
 
     Raises:
-        Refused: naming what the cluster does not have.
+        Refused: a filter names something that the cluster does not have.
     """
     slots = meta.settings.slots
     groups = sorted({s.storage_group for s in meta.schemas})
@@ -114,7 +114,7 @@ def check_filters(meta: MetaView, filters: Filters) -> None:
 
 
 class _Spark:
-    """A session once one is needed: the one that runs already, or one of our own that ends with `stack`."""
+    """Provides a session on demand: the running session, or a new session that ends with `stack`."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Spark:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """Everything a comparison of some groups needs but which; after a repair a part is compared again."""
+    """Compares groups; used again after a repair for the repaired groups and slots."""
 
     spec: Spec
     cluster: Cluster
@@ -149,7 +149,7 @@ class _Comparison:
     def run(
         self, groups: Sequence[GroupRecord], slots: Ranges, storage_groups: tuple[str, ...]
     ) -> tuple[VerifyReport, list[GroupView]]:
-        """The report, and what the manifests said."""
+        """The report, and the views of the groups that it is based on."""
         report = VerifyReport(self.depth)
         chosen = Chosen(slots, storage_groups)
         views, unread = view_groups(self.cluster, groups, chosen, self.progress)
@@ -167,7 +167,7 @@ class _Comparison:
         return report, views
 
     def _still_damaged(self, views: Sequence[GroupView], report: VerifyReport) -> Sequence[Mismatch]:
-        """What a replica remembers counts where its files were not hashed now: they may be whole again."""
+        """Damage that replicas reported. Files that were hashed now do not count: they may be whole again."""
         found = damage_found(views)
         if self.depth != "hash":
             return found
@@ -185,7 +185,7 @@ class _Comparison:
         self, views: Sequence[GroupView], storage_groups: tuple[str, ...], report: VerifyReport
     ) -> None:
         if not report.files:
-            return  # nothing is worth starting Spark for
+            return  # there is nothing to compare, so Spark is not needed
         report.files = report.bytes = report.rows = 0
         session = self.spark.session()
         units = content_units(views, storage_groups, session.sparkContext.defaultParallelism)
@@ -195,7 +195,7 @@ class _Comparison:
 def _repair(
     comparison: _Comparison, report: VerifyReport, views: Sequence[GroupView], filters: Filters
 ) -> None:
-    """Repair what the report names and put into it what became of each mismatch, as a second look found."""
+    """Repair the mismatches of the report, verify again, and record the outcome of each in the report."""
     repairer = Repairer(comparison.cluster, comparison.depth, comparison.progress)
     repairer.run(views, report.mismatches)
     again = VerifyReport(comparison.depth)
@@ -211,7 +211,7 @@ def _repair(
 
 
 def _groups(meta: MetaView, filters: Filters) -> list[GroupRecord]:
-    """Groups that serve slots; a dissolving one's slots are with their new groups."""
+    """Groups that serve slots; the slots of a dissolving group are with their new groups."""
     return [
         g
         for g in meta.groups
@@ -220,9 +220,9 @@ def _groups(meta: MetaView, filters: Filters) -> list[GroupRecord]:
 
 
 def _on_their_way(meta: MetaView) -> list[Unread]:
-    """Slots between groups: neither holder's manifest has them all."""
+    """Slots in migration: neither holder's manifest has all of their files."""
     return [
-        Unread("", group, None, f"slots of {operation.id} are still moving into this group")
+        Unread("", group, None, f"slots of {operation.id} are still migrating to this group")
         for operation in meta.operations
         if _moving(operation)
         for group in operation.gaining
@@ -235,7 +235,7 @@ def _moving(operation: Operation) -> bool:
 
 
 def _record(report: VerifyReport, views: Sequence[GroupView]) -> None:
-    """Count what the manifests list."""
+    """Add the numbers in the manifests to the report."""
     for view in views:
         report.replicas_compared += len(view.replicas)
         listed = [f for r in view.replicas for f in r.files.values()]
@@ -248,7 +248,7 @@ def _record(report: VerifyReport, views: Sequence[GroupView]) -> None:
 def content_units(
     views: Sequence[GroupView], storage_groups: tuple[str, ...], cores: int
 ) -> list[CompareUnit]:
-    """Every slot that any replica lists files of, in pieces for tasks."""
+    """All slots for which any replica lists files, split into pieces for tasks."""
     units: list[CompareUnit] = []
     for view in views:
         sides = tuple(Side(r.node, r.group, cut=view.cut) for r in view.replicas)
@@ -258,6 +258,6 @@ def content_units(
 
 
 def _unexplained(recorded: Sequence[Mismatch], found: Sequence[Mismatch]) -> list[Mismatch]:
-    """Differences between manifests that no cell already names for the same file."""
+    """Recorded mismatches without those already found for the same node, slot and file."""
     explained = {(m.node, m.slot, m.file) for m in found}
     return [m for m in recorded if (m.node, m.slot, m.file) not in explained]

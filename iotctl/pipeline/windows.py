@@ -1,4 +1,4 @@
-"""Times that cut the rows of files into pieces, so that a task holds a piece and never a partition."""
+"""Time windows that split the rows of files, so that a task holds one window and never a whole partition."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,13 +6,13 @@ from iotctl.pipeline.tsfile_rows import TIME_MAX, TIME_MIN
 from nodeagent.model.files import FileMeta
 
 WINDOW_ROWS = 1_000_000
-"""Rows of one holder in memory at a time, about."""
+"""Approximate number of rows of one holder in memory at a time."""
 
 
 def time_windows(metas: Sequence[FileMeta], rows_max: int) -> Iterator[tuple[int, int]]:
-    """Neighbouring times, first and last included, that hold about so many rows by what the manifests say.
+    """Adjacent windows (first, last), both inclusive, with about `rows_max` rows each by the manifests.
 
-    Together they are all of time: a row outside the times its manifest says is in one of them too.
+    Together they cover all times: a row outside the times in its manifest is in a window too.
     """
     first, last = min(f.time_min for f in metas), max(f.time_max for f in metas)
     pieces = list(_cut(metas, first, last, rows_max))
@@ -31,6 +31,6 @@ def _cut(metas: Sequence[FileMeta], first: int, last: int, rows_max: int) -> Ite
 
 
 def _share(file: FileMeta, first: int, last: int) -> int:
-    """About how many of its rows lie between two times."""
+    """About how many rows of the file are in the window."""
     times = min(last, file.time_max) - max(first, file.time_min) + 1
     return -(-file.rows * times // (file.time_max - file.time_min + 1)) if times > 0 else 0

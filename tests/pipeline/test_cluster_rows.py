@@ -61,7 +61,7 @@ def _read(cluster: DirectoryCluster) -> list[pa.Table]:
     ]
 
 
-def test_another_holder_goes_on_where_one_fails(maker: Maker, tmp_path: Path, pieces: int) -> None:
+def test_another_holder_continues_after_a_holder_fails(maker: Maker, tmp_path: Path, pieces: int) -> None:
     """Newest value per cell, deletes applied, no row twice, in pieces no larger than they should be."""
     cluster, want = _cluster(maker, tmp_path, ("n1",))
     got = _read(cluster)
@@ -69,13 +69,13 @@ def test_another_holder_goes_on_where_one_fails(maker: Maker, tmp_path: Path, pi
     assert max(rows.num_rows for rows in got) <= 3 * pieces
 
 
-def test_no_holder_that_is_whole_is_an_error(maker: Maker, tmp_path: Path, pieces: int) -> None:
+def test_without_an_undamaged_holder_reading_fails(maker: Maker, tmp_path: Path, pieces: int) -> None:
     cluster, _ = _cluster(maker, tmp_path, ("n1", "n2"))
     with pytest.raises(Unavailable, match="no holder"):
         _read(cluster)
 
 
-def test_windows_are_all_of_time_once() -> None:
+def test_windows_cover_all_times_exactly_once() -> None:
     """Whatever the manifests say; neighbours meet, and none is larger by far than asked for."""
     metas = [
         FileMeta("f", 3, KEY, "t", (1,), 9, "0" * 32, 1000, a, b, (1, 1, 1)) for a, b in ((0, 9999), (5, 5))

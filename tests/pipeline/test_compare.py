@@ -65,7 +65,7 @@ def test_equal_holders_pass_and_are_counted(maker: Maker) -> None:
     assert len(outcome.series) == 3
 
 
-def test_value_changed_with_everything_consistent_is_named(maker: Maker) -> None:
+def test_a_consistently_forged_value_is_reported(maker: Maker) -> None:
     """A file rewritten with its entry, hash and sums: node, file, series, time and both values come out."""
     rows = machines()
     good = maker.file(MACHINES, rows, 7, (5,))
@@ -248,7 +248,7 @@ def test_buckets_do_not_depend_on_files(maker: Maker) -> None:
     assert len(whole) == 9
 
 
-def test_cells_treat_nan_as_one_value_and_zeros_as_two() -> None:
+def test_all_nans_are_equal_and_the_two_zeros_differ() -> None:
     """Bits decide, except among NaNs."""
     import numpy as np
 

@@ -32,7 +32,7 @@ def closed_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def test_a_master_that_is_not_there_is_told_at_once() -> None:
+def test_an_unreachable_master_is_reported_at_once() -> None:
     """Before a JVM starts, with each address, the reason and what to do; exit code 4."""
     with closed_port() as one, closed_port() as two:
         master = f"spark://127.0.0.1:{one},127.0.0.1:{two}"
@@ -47,19 +47,19 @@ def test_a_master_that_is_not_there_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "no-such-host.invalid:7077"])
-def test_a_master_at_no_address_is_told(address: str) -> None:
+def test_a_master_without_a_valid_address_is_reported(address: str) -> None:
     with pytest.raises(Unavailable, match=re.escape(address)):
         check_master(f"spark://{address}")
 
 
-def test_one_master_of_several_is_enough_and_others_are_sparks() -> None:
+def test_one_of_several_masters_suffices_and_other_urls_are_left_to_spark() -> None:
     with closed_port() as closed, socket.create_server(("127.0.0.1", 0)) as there:
         check_master(f"spark://127.0.0.1:{closed},127.0.0.1:{there.getsockname()[1]}")
     for master in ("local[2]", "yarn", "k8s://https://127.0.0.1:1"):
         check_master(master)
 
 
-def test_patience_begins_anew_with_every_executor() -> None:
+def test_every_executor_resets_the_patience() -> None:
     """A worker that comes back in time costs no job."""
     patience = Patience(60, now=0)
     assert patience.waits(0, now=59) and not patience.over(now=59)
@@ -85,13 +85,13 @@ def test_patience_begins_anew_with_every_executor() -> None:
         ),
     ],
 )
-def test_workers_without_our_environment_are_told_so(text: str, told: str) -> None:
+def test_workers_without_our_environment_are_reported(text: str, told: str) -> None:
     """No stack, but what is missing and what to do."""
     line = first_line(RuntimeError(text))
     assert line.startswith("a Spark worker cannot run iotctl: ") and told in line and "PYSPARK_PYTHON" in line
 
 
-def test_the_exception_of_a_task_is_its_line() -> None:
+def test_a_failed_task_is_reported_by_its_exception() -> None:
     text = "An error occurred\n  File x\nValueError: odd\n\n\tat org.apache"
     assert first_line(RuntimeError(text)) == "ValueError: odd"
 
@@ -150,8 +150,8 @@ def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Pat
         master = said(master_log, r"Starting Spark master at (spark://\S+)")
         alone = stack.enter_context(on_master(tmp_path, master))
         lines = alone.communicate(timeout=PATIENCE_S)[0].splitlines()
-        assert "waiting for Spark executors (no executor; up to 3 s)" in lines
-        assert lines[-1].startswith(f"unavailable: Spark master {master} gave no executor for 3 s: ")
+        assert "waiting for Spark executors (no executor yet; waiting up to 3 s)" in lines
+        assert lines[-1].startswith(f"unavailable: Spark master {master} provided no executor for 3 s: ")
 
         size = ("--cores", "1", "--memory", "1g")
         worker = stack.enter_context(
@@ -167,5 +167,5 @@ def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Pat
     assert "works: ([b'A', b'B'], None)" in lines
     lacks = next(line for line in lines if line.startswith("lacks: "))
     assert 'a Spark worker cannot run iotctl: Cannot run program "/no/such/python"' in lacks
-    assert "losing (no executor; up to 3 s)" in lines
-    assert f"the Spark job failed: Spark master {master} gave no executor for 3 s" in lines[-1]
+    assert "losing (no executor yet; waiting up to 3 s)" in lines
+    assert f"the Spark job failed: Spark master {master} provided no executor for 3 s" in lines[-1]

@@ -59,7 +59,9 @@ def log_of(cluster: DirectoryCluster) -> list[str]:
 
 
 @pytest.mark.parametrize("depth", ["manifest", "hash", "content"])
-def test_moves_verifies_and_signs_off(tmp_path: Path, spark: SparkSession, maker: Maker, depth: str) -> None:
+def test_a_migration_copies_verifies_and_signs_off(
+    tmp_path: Path, spark: SparkSession, maker: Maker, depth: str
+) -> None:
     """Every target node has every slot, the copies were compared, and only then released."""
     cluster = build(tmp_path, maker, Options(verify=True))
     report = run(tmp_path, spark, depth)
@@ -159,7 +161,7 @@ def test_units_left_unread_run_again(tmp_path: Path, spark: SparkSession, maker:
     assert not report.unread and (report.files, report.rows) == (9, 450)
 
 
-def test_failed_orders_are_sent_again(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+def test_failed_orders_are_retried(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
     """Losses on the way cost retries, not the migration."""
     cluster = build(tmp_path, maker, Options())
     with cluster.state() as state:
@@ -186,7 +188,7 @@ def orders(cluster: DirectoryCluster) -> list[PullOrder]:
     return pull_orders(meta.operations[0], {n.node: n.incarnation for n in meta.nodes}, 4)
 
 
-def test_lease_of_another_is_respected(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+def test_the_lease_of_another_job_is_respected(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
     """Busy, naming the owner; nothing was ordered."""
     cluster = build(tmp_path, maker, Options())
     with cluster.state() as state:
@@ -197,7 +199,9 @@ def test_lease_of_another_is_respected(tmp_path: Path, spark: SparkSession, make
         assert state.pulls == 0
 
 
-def test_no_migrate_is_told_to_go(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+def test_a_change_on_hold_before_copying_is_started(
+    tmp_path: Path, spark: SparkSession, maker: Maker
+) -> None:
     """An operation held before MOVING's work is released by this job."""
     cluster = build(tmp_path, maker, Options(no_migrate=True))
     assert run(tmp_path, spark).state == "done"
@@ -223,7 +227,7 @@ def test_unknown_operation(tmp_path: Path, spark: SparkSession, maker: Maker) ->
         run(tmp_path, spark)
 
 
-def test_orders_take_turns_and_cover_everything() -> None:
+def test_orders_alternate_between_nodes_and_cover_the_move() -> None:
     """Each node's orders together are the move; the first ones go to different nodes."""
     found = pull_orders(operation(Options()), {}, 4)
     assert {o.node for o in found[:3]} == {"n4", "n1", "n2"}

@@ -82,7 +82,7 @@ ADOPTED = msgspec.structs.replace(FILE, order=(7, 5))
 KEPT = (FileRef("n1", "s", "old", 10, GOOD), FileRef("n9", "s", "old", 10, GOOD))
 
 
-def test_without_a_majority_a_signed_off_copy_is_as_good() -> None:
+def test_without_a_majority_a_signed_off_copy_is_used() -> None:
     """A previous holder keeps the bytes that the only row in question names; a node is not its own source."""
     signed_off: SignedOff = {(3, (5,), GOOD): KEPT}
     view, hashes = case(dict.fromkeys(NODES, ADOPTED), {"n1": BAD, "n2": BAD, "n3": GOOD})
@@ -97,7 +97,7 @@ def test_without_a_majority_a_signed_off_copy_is_as_good() -> None:
     assert not decide(view, hashes, "hash", other)[0]
 
 
-def test_a_majority_counts_more_than_what_previous_holders_keep() -> None:
+def test_a_majority_takes_precedence_over_previous_holders() -> None:
     """They were sealed long ago: what the group agrees on since is newer."""
     view, hashes = case(dict.fromkeys(NODES, ADOPTED), {"n1": BAD, "n2": GOOD, "n3": GOOD})
     assert decide(view, hashes, "hash", {(3, (5,), GOOD): KEPT}) == (
@@ -106,7 +106,7 @@ def test_a_majority_counts_more_than_what_previous_holders_keep() -> None:
     )
 
 
-def test_a_forged_row_is_for_content_alone() -> None:
+def test_only_depth_content_repairs_a_forged_row() -> None:
     """Two honest replicas outvote it; at depth hash it is told and left."""
     view, hashes = case({"n1": FILE, "n2": FORGED, "n3": FILE}, {"n1": GOOD, "n2": FORGED.xxh3, "n3": GOOD})
     assert decide(view, hashes, "content") == ([Cure("n2", "n1.1", FILE, ("n1", "n3"))], [])
@@ -123,7 +123,7 @@ def test_another_history_is_not_repaired(change: dict[str, object]) -> None:
     assert not cures and left.node == "n2"
 
 
-def test_a_file_one_manifest_lacks_or_alone_has_is_not_repaired() -> None:
+def test_a_file_that_only_some_manifests_list_is_not_repaired() -> None:
     """Nothing is added to a manifest nor taken from it."""
     view, hashes = case({"n1": FILE, "n2": None, "n3": FILE}, {"n1": GOOD, "n3": GOOD})
     cures, (left,) = decide(view, hashes, "content")
@@ -189,7 +189,7 @@ def test_two_damaged_of_three_stay_as_they_are(built: Built) -> None:
 
 
 @pytest.mark.parametrize("how", ["stuck", "lying"])
-def test_a_node_that_does_not_repair_is_told(built: Built, how: str) -> None:
+def test_a_node_that_does_not_repair_is_reported(built: Built, how: str) -> None:
     """Whether it refuses or only says it did: repaired is what was seen afterwards."""
     flip(built.put("n3", built.files[60]))
     (built.cluster.root / "n3" / how).touch()
@@ -231,7 +231,7 @@ def test_three_different_replicas_are_not_repaired_by_content(
     assert report.mismatches and not report.repairs and report.remaining == report.mismatches_total
 
 
-def test_what_a_damaged_file_kept_from_being_made_is_given() -> None:
+def test_the_output_of_a_compaction_blocked_by_damage_is_copied() -> None:
     """The others merged the file already: its replica gets what they made, and its inputs go with that."""
     made = msgspec.structs.replace(FILE, name="made", order=(7,), xxh3="e" * 32)
     damage = DamagedFile("f", 3, FILE.xxh3, BAD, "made", ("f",))
@@ -242,7 +242,7 @@ def test_what_a_damaged_file_kept_from_being_made_is_given() -> None:
     assert decide(view, hashes, "hash") == ([Cure("n2", "n1.1", made, ("n1", "n3"))], [])
 
 
-def test_an_input_that_the_others_still_have_is_given_as_ever() -> None:
+def test_an_input_that_the_others_still_have_is_repaired() -> None:
     damage = DamagedFile("f", 3, FILE.xxh3, BAD, "made", ("f",))
     replicas = [Replica(n, "n1.1", {"f": FILE}, (damage,) if n == "n2" else ()) for n in NODES]
     view = GroupView("n1.1", 100, NODES, replicas)
@@ -261,7 +261,7 @@ class _Stuck:
         return ManifestReply("n1.1", node, 100, 60, 1, (FILE,), (damage,))
 
 
-def test_a_replica_held_up_by_damage_is_a_mismatch_not_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_blocked_by_damage_is_a_mismatch_and_not_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A17: what compaction met first is named with its file and both hashes, not "could not read"."""
     monkeypatch.setattr(pipeline_replicas, "DAMAGED_SETTLE_S", 0.0)
     record = GroupRecord("n1.1", "n1", ("n1",), ("n1",))

@@ -59,7 +59,7 @@ def test_local_masters_get_retries() -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("number,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_spark_without_a_word(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_spark_silently(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """The signal decides the exit code, whatever Spark says when it is stopped in the middle of a call;
     no JVM stays and no traceback is printed. Ctrl-C goes to the whole group, as a terminal does it."""
     started = tmp_path / "started"

@@ -77,7 +77,7 @@ def test_filters_are_pushed_down_and_right(source: SparkSession, directory: Path
     assert "= d1" in plan and "= d1" not in physical
 
 
-def test_odd_values_and_names_that_are_accepted_reach_spark(
+def test_unusual_but_valid_values_and_names_reach_spark(
     source: SparkSession, maker: Maker, tmp_path: Path
 ) -> None:
     """Every plane of Unicode, NUL, long text, NaN, zeros, extreme times, names with dots and blanks."""
@@ -110,7 +110,7 @@ def test_empty_directory_is_no_rows(source: SparkSession, tmp_path: Path) -> Non
     assert frame.count() == 0
 
 
-def test_cluster_rows_are_merged_and_another_holder_steps_in(
+def test_cluster_rows_are_merged_and_failing_holders_are_replaced(
     source: SparkSession, maker: Maker, tmp_path: Path
 ) -> None:
     """Newest value per cell, deletes applied; a damaged or silent holder is passed over."""

@@ -17,7 +17,7 @@ GROUPS = {"n1.1": ("n1",)}
 WEATHER = Path(__file__).resolve().parents[2] / "iotctl" / "data" / "weather.parquet"
 
 
-def test_import_hands_every_row_to_the_client(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_import_writes_every_row_through_the_client(spark: SparkSession, tmp_path: Path) -> None:
     """With its time column renamed and its tags named."""
     create(tmp_path, GROUPS, ())
     frame = transfer.read_files(spark, str(WEATHER), "parquet")

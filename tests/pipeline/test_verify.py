@@ -73,7 +73,7 @@ def test_equal_replicas_pass(built: Built, depth: str) -> None:
 
 
 @pytest.mark.parametrize("merged_on", [NODES, ("n2",), ()])
-def test_files_merged_while_bytes_are_read_are_looked_at_again(
+def test_files_merged_while_bytes_are_read_are_checked_again(
     built: Built, maker: Maker, monkeypatch: pytest.MonkeyPatch, merged_on: tuple[str, ...]
 ) -> None:
     """A slot's files become one between listing and reading. The report does not pass where replicas then
@@ -175,7 +175,7 @@ def test_replica_that_is_behind_is_unread(built: Built) -> None:
 
 
 @pytest.mark.parametrize("moves", ["index", "files", "at_work"])
-def test_a_replica_that_makes_its_files_slowly_is_waited_for(
+def test_verify_waits_for_a_replica_that_makes_its_files_slowly(
     built: Built, monkeypatch: pytest.MonkeyPatch, moves: str
 ) -> None:
     """Ten times as long as one that makes none, while each look finds more made, or a worker has it to make;
@@ -202,7 +202,7 @@ def test_a_replica_that_makes_its_files_slowly_is_waited_for(
     assert report.passed and asked == 25, report.unread
 
 
-def test_a_replica_at_work_that_makes_no_file_is_given_up(
+def test_verify_stops_waiting_for_a_replica_that_finishes_no_file(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicas, "SETTLE_POLL_S", 0.01)
@@ -222,7 +222,7 @@ def test_a_replica_at_work_that_makes_no_file_is_given_up(
 
 
 @pytest.mark.parametrize("quiet_s", [0.0, 1e9])
-def test_nothing_is_merged_while_a_replica_is_waited_for(
+def test_merges_are_suspended_while_verify_waits_for_a_replica(
     built: Built, monkeypatch: pytest.MonkeyPatch, quiet_s: float
 ) -> None:
     """The leader is told again and again; and what it merged all the same is waited for at a newer cut."""
@@ -282,7 +282,7 @@ def test_filters_narrow_what_is_read(built: Built, spark: SparkSession, maker: M
     assert report.passed and report.rows == 150
 
 
-def test_slots_on_their_way_are_unread(built: Built) -> None:
+def test_slots_in_migration_are_unread(built: Built) -> None:
     """While a change moves slots nobody's manifest is complete."""
     move = one_move(((3, 4),), "n1.1", "n2.1", GROUPS)
     operation = Operation("op-7", "move", "n2", "me", 0, 1, 2, [move], [], Options(), Stage.MOVING)
@@ -292,6 +292,6 @@ def test_slots_on_their_way_are_unread(built: Built) -> None:
     assert [u.group for u in report.unread] == ["n2.1"] and not report.passed
 
 
-def test_nothing_to_verify_is_no_pass() -> None:
+def test_a_verification_of_nothing_does_not_pass() -> None:
     """Zero replicas compared is not a success."""
     assert not VerifyReport("manifest").passed
