@@ -1,4 +1,4 @@
-"""Machines, over SSH or this one, and the processes on them; agents are started in the local fleet alone.
+"""Machines, over SSH or the local machine, and the agent processes on them.
 
-Only this room starts or stops agents.
+Only this package starts and stops agents.
 """

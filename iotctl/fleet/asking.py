@@ -1,4 +1,4 @@
-"""Several questions to a machine in one trip: shell scripts that say `key=value`."""
+"""Asks a machine several questions in one round trip: shell scripts that print `key=value` lines."""
 
 import shlex
 import time
@@ -13,19 +13,19 @@ say() { printf '%s=%s\n' "$1" "$2"; }
 user=$(id -un) sudo=
 if sudo -n true </dev/null 2>/dev/null; then sudo=yes; fi
 """
-"""What every script finds: a way to answer, and who we are there; asked once."""
+"""Runs before every script: defines `say`, and looks up our user and whether sudo works, once for all."""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """`script` for a POSIX shell, which finds `words` in `$@`. One that ends before its last line has not
-    answered: half of what a machine holds must not be taken for all of it."""
+    """`script` for a POSIX shell, with `words` in `$@`. A script that ends before its last line counts as
+    unanswered: a partial answer must not be taken for a complete one."""
 
     script: str
     words: tuple[str, ...]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What one script said, and our clock in seconds when it was asked and when it had answered."""
+    """What one script printed, and our clock in seconds when it was sent and when it had answered."""
 
     said: dict[str, list[str]]
     asked_s: float
@@ -35,7 +35,7 @@ class Answer(msgspec.Struct, frozen=True):
         return key in self.said
 
     def one(self, key: str) -> str:
-        """The first value; "" without any."""
+        """The first value of `key`; "" if there is none."""
         return self.said.get(key, [""])[0]
 
     def every(self, key: str) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(host: Host, *questions: Question) -> list[Answer]:
-    """Raises `Unreachable`: the connection was lost, a script ended early, or no POSIX shell answers."""
+    """Raises `Unreachable`: the connection was lost, a script ended early, or no POSIX shell answered."""
     script = PRELUDE + "".join(
         f"(\nset -- {shlex.join(q.words)}\n{q.script}\nsay end {number}\n) </dev/null\n"
         for number, q in enumerate(questions)
@@ -66,9 +66,9 @@ def ask(host: Host, *questions: Question) -> list[Answer]:
             said.setdefault(key, []).append(value)
     if len(answers) < len(questions):
         raise Unreachable(
-            f"{host.name}: cannot be examined",
-            why=ran.err.decode(errors="replace").strip() or f"sh ended with {ran.code}",
-            next="the login shell must run `sh`, and print nothing by itself",
+            f"{host.name}: the machine could not be examined",
+            why=ran.err.decode(errors="replace").strip() or f"sh exited with {ran.code}",
+            next="make the login shell run `sh` and print nothing by itself",
             where=host.name,
         )
     return answers

@@ -1,9 +1,9 @@
-"""What a machine holds of a node, and what must change so that it holds what it should.
+"""Deployment of a node to a machine: its present state, the necessary changes, and making them.
 
     INSTALL_DIR/VERSION/       a virtual environment; `.complete` is written last
-    DATA_DIR/app               link to the one this node runs
-    DATA_DIR/node.yaml, tls/   its settings and certificate
-    DATA_DIR/agent.log         what it says
+    DATA_DIR/app               link to the version that this node runs
+    DATA_DIR/node.yaml, tls/   settings and certificate of the node
+    DATA_DIR/agent.log         the agent's log
 
 `question` asks, `changes` decides (pure), `install` and `configure` act; each of them may be repeated.
 """
@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 import msgspec
-import yaml
 
 from iotctl.errors import Unreachable
 from iotctl.fleet.asking import Answer, Question
@@ -31,10 +30,10 @@ from iotctl.fleet.service import (
 )
 from iotctl.fleet.upload import File, put, put_archive
 
-INSTALL_TIMEOUT_S = CLEAR_TIMEOUT_S = 900.0
+INSTALL_TIMEOUT_S = PRUNE_TIMEOUT_S = 900.0
 CONFIG, CA, CERT, KEY = "node.yaml", "tls/ca.pem", "tls/node.pem", "tls/node.key"
 READ = (CONFIG, CA, CERT, SUPERVISOR)
-"""Whose content is compared; that of the key is never read."""
+"""Files whose content is compared; the content of the key is never read."""
 
 LOOK = r"""
 home=$1 install=$2 unit=$3
@@ -87,7 +86,7 @@ while [ $# -gt 0 ]; do
     install -d -m "$mode" -o "$user" "$place"
 done
 """
-"""What somebody else keeps there stays theirs."""
+"""Refuses a directory that is not empty and belongs to another user."""
 
 INSTALL = r"""
 set -eu
@@ -97,7 +96,7 @@ exec 9>.lock
 flock 9
 if [ ! -e "$version/.complete" ]; then
     rm -rf "$version"
-    # Without pip a virtual environment needs no further package of the system; pip runs from its own wheel.
+    # Without pip, a virtual environment needs no extra system package; pip runs from its own wheel.
     "$python" -m venv --without-pip "$version"
     "$version/bin/python" "$(echo "wheels-$version"/pip-*.whl)/pip" install --quiet --no-index --no-compile \
         --disable-pip-version-check --find-links "wheels-$version" "nodeagent==$version"
@@ -112,7 +111,7 @@ rm -rf "wheels-$version"
 MARK = r"""
 mark() { printf %s "$home" | sha256sum | cut -c 1-16; }
 """
-"""The name by which a version knows a directory that is linked to it."""
+"""`mark` prints the name under which a version records a data directory that is linked to it."""
 
 LINK = (
     MARK
@@ -121,7 +120,7 @@ set -eu
 home=$1 target=$2
 exec 9>"$(dirname "$target")/.lock"
 flock 9
-[ -e "$target/.complete" ] || { echo "$target is not installed any more" >&2; exit 1; }
+[ -e "$target/.complete" ] || { echo "$target is no longer installed" >&2; exit 1; }
 mkdir -p "$target/.nodes"
 echo "$home" >"$target/.nodes/$(mark)"
 touch "$target/.nodes"
@@ -129,7 +128,7 @@ ln -sfn "$target" "$home/app.new"
 mv -T "$home/app.new" "$home/app"
 """
 )
-"""A version knows the directories that were linked to it, whatever cluster they are of, and when last."""
+"""A version records the data directories of all clusters that were linked to it, and the time of the last."""
 
 PRUNE = r"""
 set -eu
@@ -144,7 +143,7 @@ for mark in $(ls -dt -- */.nodes); do
     for file in "$mark"/*; do
         [ -e "$file" ] || continue
         home=$(cat "$file")
-        # Gone for good, or on a disk that is not mounted, or somebody else's: only who can look knows.
+        # Deleted, or on a disk that is not mounted, or another user's: without access we cannot know.
         if [ ! -x "$home" ] || [ "$home/app" -ef "$version" ]; then continue 2; fi
     done
     for process in /proc/[0-9]*; do
@@ -158,60 +157,16 @@ for mark in $(ls -dt -- */.nodes); do
     echo "$version"
 done
 """
-"""Of those that nobody runs the one that was linked last stays: it is the way back."""
-
-ASIDE = r"""
-set -eu
-home=$1
-[ -e "$home/node.yaml" ] || [ -e "$home/removing" ] || exit 0
-n=1
-while [ -e "$home/removed-$n" ]; do n=$((n + 1)); done
-mkdir -p "$home/removing"
-[ ! -e "$home/node.yaml" ] || mv "$home/node.yaml" "$home/removing/"
-for file in "$home"/*; do
-    case ${file##*/} in removing | removed-*) ;; *) mv "$file" "$home/removing/" ;; esac
-done
-mv -T "$home/removing" "$home/removed-$n"
-echo "aside=$home/removed-$n"
-"""
-"""Its settings first: a directory without them is no node. Stopped half-way it goes on when repeated."""
-
-
-CLEAR = (
-    MARK
-    + r"""
-set -eu
-home=$1 ours=$2
-[ -d "$home" ] || exit 0
-cd "$home"
-for kept in removing removed-*; do
-    if grep -qFx -- "$ours" "$kept/node.yaml" 2>/dev/null; then rm -rf "$kept"; fi
-done
-if [ -e node.yaml ]; then # else there was no node yet, and data is not its
-    for place in data log; do
-        # It may be a link to another disk, or be one.
-        [ ! -d "$place" ] || find -H "$place" -mindepth 1 -delete
-    done
-    rm -rf data log 2>/dev/null || true
-fi
-if [ -L app ]; then rm -f "$(readlink app)/.nodes/$(mark)"; fi
-rm -rf .incoming.* LOCK agent.* supervise supervisor.* app app.new node.id peers.seen tls
-rm -f node.yaml
-cd /
-rmdir "$home" 2>/dev/null || [ -z "$(ls -A "$home")" ] || echo "left=$(ls -A "$home" | tr '\n' ' ')"
-"""
-)
-"""What we and the agent made, by name. `node.yaml` last: until then a look tells whose the rest is."""
+"""Of the unused versions, the one linked last stays, for a rollback."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What is there.
+    """The present state of a node's machine.
 
-    `user`: who we are there; `sudo`: without a password. `files`: content by name. `ready`, `makeable`:
-    directories that can be written, or made without root. `running`: the first word of the agent's command
-    line, "" when it is down. `supervised`: our supervisor runs. `kept`: files of nodes that have left.
-    `unreadable`: path and owner of what is there and may not be read, so that the rest says nothing about
-    this node.
+    `user`: our user there; `sudo`: works without a password. `files`: content by name. `ready`, `makeable`:
+    directories that can be written, or created without root. `running`: the first word of the agent's command
+    line, "" if it is down. `supervised`: our supervisor runs. `kept`: archived files of removed nodes.
+    `unreadable`: path and owner of files that we may not read; the other fields are then incomplete.
     """
 
     user: str
@@ -232,14 +187,14 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """How its agent is kept up: as it is now, else as it would be anew."""
+        """How the agent is kept running: as it is now, or as a new agent would be."""
         if self.unit or self.supervised:
             return SYSTEMD if self.unit else SUPERVISED
         return kind_of(self.systemd, self.user, self.sudo)
 
     @property
     def needs_sudo(self) -> bool:
-        """Whether root's part is done with `sudo -n`."""
+        """Whether commands for root run through `sudo -n`."""
         return self.sudo and self.user != "root"
 
     def service(self, host: Host, node: str, unit: str, home: str) -> Service:
@@ -250,7 +205,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What should be there; files that are not named stay as they are."""
+    """The desired state of a node's machine; files that are not named stay as they are."""
 
     node: str
     unit_name: str
@@ -271,7 +226,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One thing that differs. `what`: `dirs` and `software`, which nothing uses yet; `files`, `version` and
+    """One necessary change. `what`: `dirs` and `software`, which nothing uses yet; `files`, `version` and
     `unit`, which the agent reads when it starts."""
 
     what: str
@@ -283,7 +238,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def question(home: str, install_dir: str, unit: str) -> Question:
-    """About the files of the node in `home` whose unit has this name."""
+    """The question for the state of the node in `home` whose unit is named `unit`."""
     return Question(LOOK, (home, install_dir, f"{UNITS}/{unit}", *READ))
 
 
@@ -309,11 +264,11 @@ def found_in(answer: Answer, running: Running) -> Found:
 
 
 def changes(wanted: Wanted, found: Found) -> list[Change]:
-    """In the order in which they are made; none when the machine holds what it should. Pure."""
+    """The necessary changes in the order in which they are made; empty if the state is as desired. Pure."""
     made: list[Change] = []
     places = [p for p in (wanted.home, wanted.install_dir) if p not in found.ready]
     if places:
-        made.append(Change("dirs", f"make {' and '.join(places)}"))
+        made.append(Change("dirs", f"create {' and '.join(places)}"))
     if wanted.version not in found.installed:
         made.append(Change("software", f"install version {wanted.version}: {wanted.app}"))
     different = [f.name for f in wanted.files if found.files.get(f.name) != f.content]
@@ -328,30 +283,30 @@ def changes(wanted: Wanted, found: Found) -> list[Change]:
 
 
 def make_dirs(host: Host, wanted: Wanted, *, sudo: bool) -> None:
-    """Raises `Unreachable` with the machine's own words."""
+    """Raises `Unreachable` with the machine's error output."""
     places = ("755", wanted.install_dir, "750", wanted.home)
     words = ["sh", "-c", MAKE_DIRS, "dirs", wanted.user, *places]
-    _run(host, as_root(words) if sudo else words, "its directories could not be made")
+    run_checked(host, as_root(words) if sudo else words, "the node's directories could not be created")
 
 
 def install(host: Host, wanted: Wanted, python: str, wheels: bytes) -> None:
-    """Bring the software; `wheels` is a tar. Nothing runs it yet.
+    """Install the software from `wheels`, a tar. No node runs it yet.
 
     Raises:
-        Unreachable: with pip's own words.
+        Unreachable: the installation failed; with pip's error output.
     """
     directory = f"{wanted.install_dir}/wheels-{wanted.version}"
-    _run(host, ["mkdir", "-p", directory], "its directories could not be made")
+    run_checked(host, ["mkdir", "-p", directory], "the node's directories could not be created")
     put_archive(host, directory, wheels)
     words = ["sh", "-c", INSTALL, "install", wanted.install_dir, wanted.version, python]
-    _run(host, words, "the software could not be installed", timeout_s=INSTALL_TIMEOUT_S)
+    run_checked(host, words, "the software could not be installed", timeout_s=INSTALL_TIMEOUT_S)
 
 
 def configure(service: Service, wanted: Wanted, made: Sequence[Change]) -> None:
-    """Files, the link and the unit; `node.yaml` last, for a directory without it is no node.
+    """Write the files, the link and the unit; `node.yaml` last, since a directory without it is not a node.
 
     Raises:
-        Unreachable: the machine could not write.
+        Unreachable: the machine could not write them.
     """
     kinds = {c.what for c in made}
     if "files" in kinds:
@@ -363,61 +318,36 @@ def configure(service: Service, wanted: Wanted, made: Sequence[Change]) -> None:
 
 
 def prune(host: Host, install_dir: str, current: str) -> list[str]:
-    """Delete versions that no directory is linked to and no process runs, all but one; those that went.
+    """Delete the versions that no directory is linked to and no process runs, except the last one used.
+
+    Returns: the deleted versions.
 
     Raises:
-        Unreachable: the machine could not do it.
+        Unreachable: the machine could not delete them.
     """
     words = ["sh", "-c", PRUNE, "prune", install_dir, current]
-    ran = _run(host, words, "old versions could not be deleted", timeout_s=CLEAR_TIMEOUT_S)
+    ran = run_checked(host, words, "old versions could not be deleted", timeout_s=PRUNE_TIMEOUT_S)
     return ran.out.decode(errors="replace").split()
 
 
-def put_aside(host: Host, home: str) -> str:
-    """Keep the files of a node that has left where no agent finds them; the place, or "" without any.
-
-    They stay on their file system, so nothing is copied, and a new node can be made in `home`.
-
-    Raises:
-        Unreachable: the machine could not do it.
-    """
-    ran = _run(host, ["sh", "-c", ASIDE, "aside", home], "the files of its node could not be put aside")
-    return ran.out.decode(errors="replace").partition("aside=")[2].strip()
-
-
-def clear(host: Host, home: str, cluster: str) -> str:
-    """Delete a node of `cluster` and what nodes of it left there; what else lies there stays, and is told.
-
-    Raises:
-        Unreachable: the machine could not do it.
-    """
-    what = "its files could not be deleted"
-    ran = _run(host, ["sh", "-c", CLEAR, "clear", home, _name_line(cluster)], what, timeout_s=CLEAR_TIMEOUT_S)
-    return ran.out.decode(errors="replace").partition("left=")[2].strip()
-
-
-def _name_line(cluster: str) -> str:
-    """As every node.yaml has it in its section `cluster`."""
-    return "  " + yaml.safe_dump({"name": cluster}).strip()
-
-
 def link(host: Host, home: str, app: str) -> None:
-    """Let the node run another version from its next start on."""
-    _run(host, ["sh", "-c", LINK, "link", home, app], "its version could not be set")
+    """Let the node run another version from its next start. Raises `Unreachable`."""
+    run_checked(host, ["sh", "-c", LINK, "link", home, app], "the node's version could not be set")
 
 
 def machines(wanted: Mapping[str, Wanted], machine_of: Mapping[str, str]) -> list[list[str]]:
-    """Nodes that share software: on one machine and in one directory. Their installation is one."""
+    """Groups of nodes that share an installation: on the same machine with the same directory."""
     together: dict[tuple[str, str], list[str]] = {}
     for node, one in wanted.items():
         together.setdefault((machine_of[node] or node, one.install_dir), []).append(node)
     return list(together.values())
 
 
-def _run(host: Host, words: Sequence[str], what: str, *, timeout_s: float = 60.0) -> Ran:
+def run_checked(host: Host, words: Sequence[str], what: str, *, timeout_s: float = 60.0) -> Ran:
+    """Run a command. Raises `Unreachable` with `what` and the end of its error output if it fails."""
     ran = host.run(words, timeout_s=timeout_s)
     if ran.code:
         said = ran.err.decode(errors="replace").strip().splitlines()
-        why = " | ".join(said[-3:]) or f"ended with {ran.code}"
+        why = " | ".join(said[-3:]) or f"the command exited with {ran.code}"
         raise Unreachable(f"{host.name}: {what}", why=why, next="iotctl cluster check", where=host.name)
     return ran

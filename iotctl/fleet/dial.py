@@ -1,7 +1,7 @@
-"""TCP connections as SSH wants them, also those that are begun before SSH itself is loaded.
+"""TCP connections for SSH, including connections that are prefetched before the SSH library is loaded.
 
-This loads little. `ssh -G` and an sshd that begins a session take their time, and need not wait until all of
-our code has been read.
+This module imports little: `ssh -G` and the start of an sshd session take time, which overlaps with loading
+the rest of our code.
 """
 
 import socket
@@ -15,28 +15,28 @@ from iotctl.fleet.ssh_config import Route, Target, route_of
 
 CONNECT_TIMEOUT_S = 10.0
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
-"""Linux has it."""
+"""Available on Linux only."""
 
 Begun = tuple[Route, socket.socket | None]
-"""The way to a machine; a connection to it where it is reached directly and takes one."""
+"""The route to a machine, and a connection to it if it is reached directly and accepts one."""
 
 
 class Ahead:
-    """What is begun for some machines; each can be taken once."""
+    """Prefetched routes and connections; each can be taken once."""
 
     def __init__(self, targets: Sequence[Target], env: Mapping[str, str], timeout_s: float) -> None:
         self._pool = ThreadPoolExecutor(min(THREADS, max(1, len(targets))))
         self._begun = {t: self._pool.submit(_begin, t, env, timeout_s) for t in targets}
 
     def take(self, target: Target) -> Begun | None:
-        """None when nothing was begun, or it failed: who begins anew is told why."""
+        """None if nothing was prefetched or the attempt failed; the caller's own attempt then reports why."""
         begun = self._begun.pop(target, None)
         with suppress(IotctlError):
             return begun.result() if begun is not None else None
         return None
 
     def close(self) -> None:
-        """Close what nobody has taken."""
+        """Close the connections that were not taken."""
         while self._begun:
             _, begun = self._begun.popitem()
             if not begun.cancel():
@@ -45,7 +45,7 @@ class Ahead:
 
 
 def wait_s(timeout_s: float | None) -> float:
-    """For a connection; the time of a whole command may make it shorter, never longer."""
+    """The timeout of a connection; the timeout of the whole command may shorten it, never extend it."""
     return min(timeout_s or CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_S)
 
 
@@ -60,13 +60,13 @@ def dial(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 class _Socket(socket.socket):
-    """Acknowledges what it has read at once: sshd holds each of its small packets back until the one before
-    is acknowledged, 40 ms later otherwise; the first command of every connection waited for that."""
+    """Acknowledges what it has read at once. sshd holds back each small packet until the previous packet is
+    acknowledged, by default 40 ms later, which would delay the first command of every connection."""
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         data = super().recv(size, flags)
         if QUICK_ACK is not None:
-            self.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)  # holds for a while only
+            self.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)  # the kernel resets it after a while
         return data
 
 

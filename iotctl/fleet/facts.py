@@ -1,4 +1,4 @@
-"""What a machine says about itself."""
+"""Facts of a machine: system, resources, clock, Python and ports."""
 
 import re
 import time
@@ -10,16 +10,16 @@ from iotctl.fleet.asking import Answer, Question
 from iotctl.fleet.host import Host
 
 PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3")
-"""The newest first."""
+"""Newest first."""
 
 CLOCK_CLEAR_MS, CLOCK_LOOKS = 250.0, 3
-"""A clock that may be further off than that is looked at again, by itself."""
+"""A clock that may be off by more than `CLOCK_CLEAR_MS` is read `CLOCK_LOOKS` more times, alone."""
 
 SCRIPT = r"""
 say clock "$(date +%s.%N)"
 data=$1 names=$2
 shift 2
-# What a shell can do by itself starts no process: on a small machine each one costs a millisecond or two.
+# Shell built-ins start no process: on a small machine each process costs a millisecond or two.
 line_of() {
     line=
     { IFS= read -r line <"$1"; } 2>/dev/null
@@ -57,7 +57,7 @@ while [ ! -d "$at" ]; do at=$(dirname "$at"); done
 command -v getent >/dev/null || names=
 patience=
 command -v timeout >/dev/null && patience="timeout 5"
-for name in $names; do  # all at once: a name server that is down lets each one wait
+for name in $names; do  # in parallel: with a name server that is down, each lookup times out
     (
         set -- $($patience getent ahosts "$name" 2>/dev/null)
         say address "$name $1"
@@ -66,9 +66,9 @@ done
 wait
 ports=$*
 set -- $(LC_ALL=C df -Pk "$at")
-say data_kib "${11}"  # its heading has seven words, in this language
+say data_kib "${11}"  # in this locale, the heading of df has seven words
 if [ -w "$at" ]; then say data_writable yes; fi
-# The one its software runs from; the newest otherwise, which must be started to be known.
+# The Python of the installed software; otherwise the newest, which must be started to get its version.
 base= version=
 while IFS=' =' read -r key value; do
     case $key in
@@ -93,18 +93,18 @@ six=/proc/net/tcp6
 awk -v ports="$ports" '
     BEGIN { count = split(ports, port, " "); for (i = 1; i <= count; i++) hex[i] = sprintf(":%04X", port[i]) }
     $4 == "0A" { listens[substr($2, length($2) - 4)] = 1; next }
-    FNR > 1 { nextfile }  # those that listen come first, and the others may be many
+    FNR > 1 { nextfile }  # listening sockets come first, and there may be many others
     END { for (i = 1; i <= count; i++) if (hex[i] in listens) print "taken=" port[i] }' \
     /proc/net/tcp $six
 """.replace("PYTHONS", " ".join(PYTHONS))
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """`machine`: equal for two looks at one machine since it was started. `python`: what its software runs
-    from, else the newest there is: `name version`, or "". `clock_ms`: how far the machine's clock is ahead of
-    ours, known to within `clock_error_ms`; None when its `date` told nothing. `data_free_bytes`: where the
-    data would lie. `agent`: the node's own runs there. `addresses`: what the names of nodes mean there, ""
-    for one it does not know."""
+    """`machine`: identifies the machine until it reboots. `python`: the Python of the installed software,
+    else the newest: `name version`, or "". `clock_ms`: how far the machine's clock is ahead of ours, to
+    within `clock_error_ms`; None if `date` printed no time. `data_free_bytes`: free on the disk for the
+    data. `agent`: the node's agent runs. `addresses`: how the machine resolves the hosts of all nodes, ""
+    for an unknown name."""
 
     system: str
     release: str
@@ -128,15 +128,15 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def question(data_dir: str, ports: Sequence[int], names: Sequence[str] = ()) -> Question:
-    """About the machine, for a node with this directory and these ports; `names` are those of all nodes."""
+    """The question for the facts of a node's machine; `names` are the host names of all nodes."""
     return Question(SCRIPT, (data_dir, " ".join(names), *map(str, ports)))
 
 
 def facts_of(answer: Answer, host: Host, *, agent: bool) -> Facts:
-    """Asks for the time again when the one trip leaves open whether the clock is off by much.
+    """The facts in the answer. Reads the clock again if the answer leaves open whether it is far off.
 
     Args:
-        agent: the node's own runs there.
+        agent: the node's agent runs there.
 
     Raises:
         Unreachable: the connection was lost.
@@ -166,13 +166,13 @@ def facts_of(answer: Answer, host: Host, *, agent: bool) -> Facts:
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """`3.11.2` as numbers; () for no version."""
+    """`3.11.2` as numbers; () if the text is not a version."""
     parts = text.split(".")
     return tuple(int(p) for p in parts) if all(p.isdigit() for p in parts) else ()
 
 
 def _clock(answer: Answer, host: Host) -> tuple[float | None, float]:
-    """(ms ahead of ours, known to within so many ms)."""
+    """(ms ahead of our clock, error in ms)."""
     first = _offset(answer.one("clock"), answer.asked_s, answer.heard_s)
     if first is None:
         return None, 0.0
@@ -182,7 +182,7 @@ def _clock(answer: Answer, host: Host) -> tuple[float | None, float]:
             before = time.time()
             ran = host.run(["date", "+clock=%s.%N"])
             after = time.time()
-            # What a login shell printed comes before it.
+            # A login shell may have printed something before it.
             found = _offset(ran.out.decode(errors="replace").rpartition("clock=")[2], before, after)
             looks += [found] if found else []
     error, offset = min(looks)
@@ -190,11 +190,11 @@ def _clock(answer: Answer, host: Host) -> tuple[float | None, float]:
 
 
 def _offset(date: str, before: float, after: float) -> tuple[float, float] | None:
-    """(known to within ms, ms ahead): of a `date` that was read some time between."""
+    """(error in ms, ms ahead) of a `date` that was read between `before` and `after`."""
     found = re.match(r"(\d+)\.(\d{9})?", date)
     if found is None:
         return None
-    exact = found[2] is not None  # some know no nanoseconds
+    exact = found[2] is not None  # some `date` programs print no nanoseconds
     theirs = float(f"{found[1]}.{found[2] or '5'}")
     error = (after - before) / 2 + (0.0 if exact else 0.5)
     return error * 1e3, (theirs - (before + after) / 2) * 1e3

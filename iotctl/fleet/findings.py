@@ -1,4 +1,4 @@
-"""What stands in the way of running a node on a machine, with the fix. Pure."""
+"""Findings: problems that prevent or impair a node on a machine, each with its fix. Pure."""
 
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
@@ -10,7 +10,7 @@ from iotctl.humanize import bytes_text
 
 PYTHON_MIN = (3, 11)
 CLOCK_WARN_MS, CLOCK_MAX_MS = 500.0, 10_000.0
-"""Certificates and TTLs go by the wall clock; consensus does not."""
+"""Certificates and TTLs depend on the wall clock; consensus does not."""
 
 DISK_WARN_BYTES, DISK_MIN_BYTES = 10 << 30, 1 << 30
 FILES_WARN, FILES_MIN = 65_536, 4_096
@@ -18,7 +18,7 @@ MEMORY_WARN_BYTES = 1 << 30
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a node wants of its machine."""
+    """What a node needs on its machine."""
 
     node: str
     data_dir: str
@@ -27,7 +27,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`severity`: `error` keeps a node from running, `warning` does not. `next`: the fix."""
+    """`severity`: an `error` prevents the node from running, a `warning` does not. `next`: the fix."""
 
     severity: str
     code: str
@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def findings(facts: Mapping[str, tuple[Place, Facts]]) -> list[Finding]:
-    """Of all machines, by node; errors first."""
+    """The findings of all machines, errors first, then by node."""
     found = [f for place, one in facts.values() for f in _of_one(place, one)]
     found += _shared(facts)
     found += _names(facts)
@@ -55,63 +55,68 @@ def _of_one(place: Place, facts: Facts) -> Iterator[Finding]:
     if facts.system != "Linux":
         yield at("error", "system", f"{facts.system} is not supported", "use a Linux machine")
     if version_of(facts.python.partition(" ")[2]) < PYTHON_MIN:
-        has = f"has {facts.python}" if facts.python else "has none"
+        has = f"has {facts.python}" if facts.python else "has no Python"
         yield at(
-            "error", "python", f"{has}; Python 3.11 or newer is needed", "apt-get install python3.11-venv"
+            "error", "python", f"{has}; Python 3.11 or newer is required", "apt-get install python3.11-venv"
         )
     if facts.clock_ms is None:
-        yield at("warning", "clock", "its clock could not be read", "compare `date` by hand")
+        yield at("warning", "clock", "the clock could not be read", "compare the output of `date` manually")
     else:
         ahead = abs(facts.clock_ms) - facts.clock_error_ms
         yield from graded(
             "clock",
             ahead > CLOCK_MAX_MS,
             ahead > CLOCK_WARN_MS,
-            f"its clock is {facts.clock_ms / 1e3:+.1f} s from this machine's",
+            f"the clock differs from this machine's by {facts.clock_ms / 1e3:+.1f} s",
             "timedatectl set-ntp true",
         )
     yield from graded(
         "disk",
         facts.data_free_bytes < DISK_MIN_BYTES,
         facts.data_free_bytes < DISK_WARN_BYTES,
-        f"{bytes_text(facts.data_free_bytes)} are free for {place.data_dir}",
-        "free or add disk, or set data_dir",
+        f"only {bytes_text(facts.data_free_bytes)} are free for {place.data_dir}",
+        "free or add disk space, or set data_dir to another disk",
     )
     if not facts.data_writable and not facts.sudo:
         fix = f"sudo install -d -o {facts.user} {place.data_dir}"
-        yield at("error", "data_dir", f"{facts.user} may not write {place.data_dir}, and has no sudo -n", fix)
+        yield at("error", "data_dir", f"{facts.user} may not write {place.data_dir} and has no sudo -n", fix)
     taken = [p for p in place.ports if p in facts.ports_taken]
     if taken and not facts.agent:
         ports = " and ".join(map(str, taken))
-        yield at("error", "port", f"something else listens on {ports}", f"ss -ltnp | grep :{taken[0]}")
+        yield at("error", "port", f"another process listens on {ports}", f"ss -ltnp | grep :{taken[0]}")
     yield from graded(
         "files",
         facts.files_max < FILES_MIN,
         facts.files_max < FILES_WARN,
-        f"a process may open {facts.files_max} files",
+        f"a process may open only {facts.files_max} files",
         "raise nofile in /etc/security/limits.conf",
     )
     if facts.memory_bytes < MEMORY_WARN_BYTES:
-        yield at("warning", "memory", f"has {bytes_text(facts.memory_bytes)} of memory", "1 GiB or more")
+        yield at(
+            "warning",
+            "memory",
+            f"has only {bytes_text(facts.memory_bytes)} of memory",
+            "use a machine with 1 GiB or more",
+        )
 
 
 def _names(facts: Mapping[str, tuple[Place, Facts]]) -> Iterator[Finding]:
-    """Agents listen on the address that their own name means to them, and call each other by name."""
+    """Agents listen on the address to which they resolve their own name, and call each other by name."""
     apart = len({one.machine for _, one in facts.values()}) > 1
-    told = "write it into DNS or /etc/hosts, or an address as host into cluster.yaml"
+    fix = "add the name to DNS or /etc/hosts, or write an address as host into cluster.yaml"
     for place, one in facts.values():
-        # That of another node may be unknown because its machine is gone, and it is about to be replaced.
+        # The name of another node may be unknown because its machine is lost and about to be replaced.
         for name in [n for n, address in one.addresses.items() if not address]:
             severity = "error" if name == place.host else "warning"
-            yield Finding(severity, "names", place.node, f"does not know the name {name}", told)
+            yield Finding(severity, "names", place.node, f"cannot resolve the name {name}", fix)
         own = one.addresses.get(place.host, "")
         if apart and _is_loopback(own):
-            message = f"takes {place.host}, its own name, for {own}: no other machine could reach its agent"
-            yield Finding("error", "names", place.node, message, told)
+            message = f"resolves {place.host}, its own name, to {own}: no other machine could reach its agent"
+            yield Finding("error", "names", place.node, message, fix)
 
 
 def _is_loopback(address: str) -> bool:
-    """False for what is no address: a machine may say anything."""
+    """False for text that is not an address: a machine may return anything."""
     try:
         return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -119,16 +124,16 @@ def _is_loopback(address: str) -> bool:
 
 
 def _shared(facts: Mapping[str, tuple[Place, Facts]]) -> Iterator[Finding]:
-    """Nodes that turn out to be on one machine."""
+    """Nodes that share a machine."""
     there: dict[str, list[Place]] = {}
     for place, one in facts.values():
         others = there.setdefault(one.machine, []) if one.machine else []
         if others:
             names = ", ".join(o.node for o in others)
-            message = f"is on the same machine as {names}: one failure takes all of them"
+            message = f"is on the same machine as {names}: one failure stops all of them"
             yield Finding("warning", "machine", place.node, message, "spread the nodes over machines")
         for other in others:
             if place.data_dir == other.data_dir or set(place.ports) & set(other.ports):
-                message = f"has the data_dir or a port of {other.node}, on the same machine"
+                message = f"has the same data_dir or port as {other.node} on the same machine"
                 yield Finding("error", "same_place", place.node, message, "set data_dir, port and http_port")
         others.append(place)

@@ -1,4 +1,4 @@
-"""A machine that runs commands: over SSH (`ssh`), or this one (`ThisHost`)."""
+"""A machine that runs commands: over SSH (`ssh`), or the local machine (`ThisHost`)."""
 
 import subprocess
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ RUN_TIMEOUT_S = 60.0
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """A command that ended by itself; `code` is its exit status."""
+    """A command that exited; `code` is its exit status."""
 
     code: int
     out: bytes
@@ -25,17 +25,17 @@ class Host(Protocol):
     name: str
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = RUN_TIMEOUT_S) -> Ran:
-        """Run one command to its end; nothing in `argv` is read by a shell.
+        """Run one command to its end; no shell interprets `argv`.
 
         Raises:
-            Unreachable: the connection was lost or the time is up; whether the command ran is unknown.
+            Unreachable: the connection was lost or the timeout expired; the command may have run.
         """
 
     def close(self) -> None: ...
 
 
 class ThisHost:
-    """The local transport."""
+    """The local machine."""
 
     name = "this machine"
 
@@ -55,7 +55,7 @@ class ThisHost:
 def late(name: str, argv: Sequence[str], timeout_s: float) -> Unreachable:
     return Unreachable(
         f"{name}: {argv[0]} did not end within {timeout_s:g} s",
-        why="it may have run",
-        next="look at the machine's load",
+        why="the command may have run",
+        next="check the machine's load, then repeat the command",
         where=name,
     )

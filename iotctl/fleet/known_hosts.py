@@ -1,8 +1,8 @@
-"""Host keys an operator has accepted: the cluster's own file beside `cluster.yaml`, then his own files.
+"""Accepted host keys: first the cluster's own file beside `cluster.yaml`, then the operator's files.
 
-The cluster's file holds no secret and belongs into version control with the spec, so that everybody who
-operates the cluster checks the same keys. The format is OpenSSH's; read here line by line, so that an odd
-line in somebody's file costs that line alone.
+The cluster's file holds no secret and belongs in version control with the spec, so that all operators of the
+cluster check the same keys. The format is OpenSSH's; it is read line by line, so that an invalid line only
+invalidates itself.
 """
 
 import base64
@@ -39,22 +39,22 @@ class HostKey(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known of one host: the keys of the first file that names it, and keys nobody may show."""
+    """The known keys of one host: those in the first file that lists it, and revoked keys."""
 
     keys: tuple[HostKey, ...]
     revoked: tuple[str, ...]
     own: bool
-    """Whether the cluster's own file names it."""
+    """Whether the keys are from the cluster's own file."""
 
 
 class KnownHosts:
-    """The cluster's own file; `of` reads the operator's after it."""
+    """The cluster's own file; `of` also reads the operator's files."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / NAME
 
     def of(self, host: str, files: Sequence[str] = ()) -> Known:
-        """`files`: the operator's, in the order his configuration names them."""
+        """`files`: the operator's files, in the order of the SSH configuration."""
         keys: tuple[HostKey, ...] = ()
         revoked: list[str] = []
         own = False
@@ -67,7 +67,7 @@ class KnownHosts:
         return Known(keys, tuple(revoked), own)
 
     def put(self, keys: Iterable[HostKey]) -> None:
-        """Take these as the only keys of their hosts; everything else in the file stays."""
+        """Make these the only keys of their hosts; everything else in the file stays."""
         new = {k.host: k for k in keys}
         kept = [k for line in _lines(self.path) if (k := _without(line, new)) is not None]
         temporary = self.path.with_name(f".{NAME}.tmp")
@@ -83,7 +83,7 @@ class _Line(msgspec.Struct, frozen=True):
     blob: str
 
     def names(self, host: str) -> bool:
-        """Patterns with * and ?, a ! before one excludes; or one hashed name."""
+        """Whether the line lists `host`, by a pattern with * and ? (! excludes) or by a hashed name."""
         if self.hosts.startswith("|"):
             return _is_hash_of(self.hosts, host)
         words = self.hosts.split(",")
@@ -93,12 +93,12 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def _pattern(word: str) -> str:
-    """Only * and ? mean something in OpenSSH's patterns."""
+    """The pattern for fnmatch: OpenSSH's patterns only have * and ?."""
     return word.replace("[", "[[]")
 
 
 def _parse(line: str) -> _Line | None:
-    """None for a comment and for what is no line of such a file."""
+    """None for a comment or an invalid line."""
     parts = line.split()
     marker = parts.pop(0) if parts and parts[0].startswith("@") else ""
     if len(parts) < 3 or parts[0].startswith("#"):
@@ -108,7 +108,7 @@ def _parse(line: str) -> _Line | None:
     except binascii.Error:
         return None
     if not raw[4:].startswith(parts[1].encode(errors="replace")):
-        return None  # cut off, or not what it says it is
+        return None  # truncated, or of another type than stated
     return _Line(marker, parts[0], parts[1], parts[2])
 
 
@@ -125,7 +125,7 @@ def _is_hash_of(hashed: str, host: str) -> bool:
 
 
 def _without(line: str, hosts: Iterable[str]) -> str | None:
-    """The line without these names; None when nobody is left in it."""
+    """The line without these names; None if no name is left."""
     parsed = _parse(line)
     if parsed is None or parsed.marker:
         return line
@@ -139,7 +139,7 @@ def _without(line: str, hosts: Iterable[str]) -> str | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """None of a file that is not there."""
+    """The lines of the file; [] if it does not exist."""
     try:
         return path.read_bytes().decode(errors="surrogateescape").splitlines()
     except (FileNotFoundError, NotADirectoryError):

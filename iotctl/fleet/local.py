@@ -1,6 +1,6 @@
 """A fleet on this machine: DIR with one directory per node, each with its agent process.
 
-    DIR/.iotctl-fleet       marks what `local up` made; without it nothing is ever deleted
+    DIR/.iotctl-fleet       marks a directory created by `local up`; without it nothing is ever deleted
     DIR/cluster.yaml        the spec, `transport: local`
     DIR/authority/          ca.pem, ca.key
     DIR/operator/           ca.pem, node.pem, node.key   the operator's certificate (role admin)
@@ -8,7 +8,7 @@
     DIR/nodeK/tls/          ca.pem, node.pem, node.key
     DIR/nodeK/agent.log, agent.pid
 
-`up` only adds what is missing: a second `up` starts what is down and changes nothing else.
+`up` only adds what is missing: a second `up` starts the agents that are down and changes nothing else.
 """
 
 import os
@@ -40,7 +40,7 @@ Command = Callable[[Path], Sequence[str]]
 
 
 class FleetNode(msgspec.Struct, frozen=True):
-    """`pid` is None when the agent is down."""
+    """`pid` is None if the agent is down."""
 
     name: str
     host: str
@@ -55,7 +55,7 @@ def agent_command(directory: Path) -> Sequence[str]:
 
 
 class LocalFleet:
-    """The fleet in one directory; `command` is replaced by tests."""
+    """The fleet in one directory; tests replace `command`."""
 
     def __init__(self, directory: Path, command: Command = agent_command) -> None:
         self.directory = directory.absolute()
@@ -74,15 +74,15 @@ class LocalFleet:
         return self.directory / "cluster.yaml"
 
     def source(self) -> ClusterSource:
-        """Raises `InputProblem` when the spec is not readable, `RefusedProblem` when there is no fleet."""
+        """Raises `InputProblem` if the spec cannot be read, `RefusedProblem` if there is no fleet."""
         self.check_exists()
         return load_cluster(self.spec_path)
 
     def create(self, settings: ClusterSettings, nodes: int, *, node_settings: dict[str, object]) -> None:
-        """Make the directories, ports, certificates and spec of `nodes` nodes; starts nothing.
+        """Create the directories, ports, certificates and spec of `nodes` nodes; starts nothing.
 
         Raises:
-            RefusedProblem: the directory holds something else.
+            RefusedProblem: the directory has other content.
         """
         self.check_free()
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -99,13 +99,13 @@ class LocalFleet:
         seeds = tuple(Seed(e.name, e.host, e.port) for e in entries)
         for entry in entries:
             self._make_node(entry, seeds, settings, join=False, node_settings=node_settings)
-        # Written last: a fleet exists when its spec does; a half-made one is made again.
+        # Written last: a fleet exists once its spec does; an incomplete fleet is created again.
         self.spec_path.write_text(_spec_text(settings, entries))
 
     def add(self, name: str) -> NodeEntry:
-        """Make the directory of a node that will join, where cluster.yaml lists it if it does.
+        """Create the directory of a node that will join, with the address in cluster.yaml if it is listed.
 
-        Repeating it gives the same node. Starts nothing.
+        A repeated call returns the same node. Starts nothing.
         """
         source = self.source()
         known = self._entry(name)
@@ -118,7 +118,7 @@ class LocalFleet:
         else:
             port, http_port = source.port_of(listed), source.http_port_of(listed)
             entry = msgspec.structs.replace(listed, port=port, http_port=http_port)
-        # Whoever is listed and not made yet is no member, and a node refuses to join by way of such a one.
+        # A listed node without a directory is not a member, and a node refuses to join through it.
         made = {n.name for n in self.nodes()}
         seeds = tuple(Seed(n.name, n.host, source.port_of(n)) for n in source.file.nodes if n.name in made)
         like = yaml.safe_load((Path(self.nodes()[0].directory) / "node.yaml").read_text())
@@ -127,13 +127,13 @@ class LocalFleet:
         return entry
 
     def down(self, names: Sequence[str]) -> list[str]:
-        """Those of them whose agent does not run."""
+        """Those of `names` whose agent does not run."""
         return [n.name for n in self.nodes() if n.pid is None and n.name in names]
 
     def start(self, names: Sequence[str] | None = None) -> list[str]:
-        """Start the named nodes that are down (by default all of the spec); returns those that were started.
+        """Start the named nodes that are down (by default all in the spec); returns those that were started.
 
-        A node that left the cluster is in no spec any more and stays down.
+        A node that left the cluster is no longer in the spec and stays down.
         """
         wanted = self.source().node_names if names is None else names
         started: list[str] = []
@@ -151,12 +151,12 @@ class LocalFleet:
                 except FileNotFoundError:
                     if home.exists():
                         raise
-                    continue  # put aside just now: whoever removes the node was at work
+                    continue  # moved aside just now by another command that removes the node
                 except OSError as error:
                     raise RefusedProblem(
                         f"{node.name} was not started; started before it: {', '.join(started) or 'none'}",
                         why=f"{home}: {error.strerror or error}",
-                        next="make room on the disk, then the same command again",
+                        next="free disk space, then repeat the command",
                     ) from error
                 started.append(node.name)
         return started
@@ -172,7 +172,7 @@ class LocalFleet:
         return process.kill(self.directory / name / "agent.pid")
 
     def nodes(self) -> list[FleetNode]:
-        """Every node directory, by number and name; also those that have not joined the cluster yet."""
+        """All nodes with a directory, by number and name, including those that have not joined yet."""
         found = map(self._node, sorted(self.directory.glob("*/node.yaml"), key=_by_number))
         return [n for n in found if n is not None]
 
@@ -181,13 +181,13 @@ class LocalFleet:
         return f"node{max((_by_number(Path(n.directory) / 'x')[0] for n in self.nodes()), default=0) + 1}"
 
     def destroy(self) -> None:
-        """Stop everything and delete the directory; refused without the marker."""
+        """Stop all agents and delete the directory; refused without the marker."""
         self.check_marked()
         self.stop(grace_s=2.0)
         shutil.rmtree(self.directory)
 
     def retire(self, name: str) -> None:
-        """Stop a removed node and put its directory aside, so that `up` does not start it again."""
+        """Stop a removed node and move its directory aside, so that `up` does not start it."""
         self.stop([name])
         aside = self.directory / "removed"
         aside.mkdir(exist_ok=True)
@@ -196,7 +196,7 @@ class LocalFleet:
             home.rename(aside / f"{name}-{sum(1 for _ in aside.glob(f'{name}-*')) + 1}")
 
     def log_tail(self, name: str, lines: int = 5) -> str:
-        """The last lines an agent wrote, for error messages."""
+        """The last lines of an agent's log, for error messages."""
         try:
             text = (self.directory / name / "agent.log").read_text(errors="replace")
         except OSError:
@@ -205,19 +205,20 @@ class LocalFleet:
 
     @property
     def name(self) -> str:
-        """The cluster's name, as the marker keeps it."""
+        """The cluster's name, which the marker stores."""
         return (self.directory / MARKER).read_text().strip()
 
     def check_free(self) -> None:
-        """Raises `RefusedProblem` for a directory that holds something else."""
+        """Raises `RefusedProblem` for a directory with other content."""
         if self.directory.is_dir() and any(self.directory.iterdir()) and not self._marked:
             raise RefusedProblem(
-                f"{self.directory} is not empty and was not made by `iotctl local up`",
+                f"{self.directory} is not empty and no local fleet; nothing was changed",
+                why="it was not created by `iotctl local up`",
                 next="choose another --dir",
             )
 
     def check_marked(self) -> None:
-        """Raises `RefusedProblem` for a directory that `local up` did not make."""
+        """Raises `RefusedProblem` for a directory that `local up` did not create."""
         if not self._marked:
             self.check_exists()
 
@@ -225,7 +226,7 @@ class LocalFleet:
         if not self.exists:
             raise RefusedProblem(
                 f"{self.directory} holds no local fleet",
-                why=f"the file {MARKER} that `iotctl local up` writes is not there",
+                why=f"it lacks the file {MARKER} or cluster.yaml that `iotctl local up` writes",
                 next=f"iotctl local up --dir {self.directory}",
             )
 
@@ -234,7 +235,7 @@ class LocalFleet:
         try:
             config = yaml.safe_load(path.read_text())
         except FileNotFoundError:
-            return None  # put aside since it was listed
+            return None  # moved aside since it was listed
         pid = process.running(home / "agent.pid")
         return FleetNode(config["node"], config["host"], config["port"], config["http_port"], str(home), pid)
 
@@ -269,14 +270,14 @@ class LocalFleet:
         )
         own = {k: v for k, v in msgspec.to_builtins(config).items() if k in _OWN_KEYS}
         text = yaml.safe_dump({**own, **node_settings}, sort_keys=False)
-        # Written last and whole: a directory without node.yaml is no node yet.
+        # Written last and atomically: a directory without node.yaml is not a node.
         temporary = home / ".node.yaml.tmp"
         temporary.write_text(text)
         temporary.replace(home / "node.yaml")
 
 
 _OWN_KEYS = ("node", "host", "port", "http_port", "seeds", "cluster", "join")
-"""What differs from node to node or belongs to the cluster; other keys are tuning, equal on all."""
+"""Keys that differ between nodes or belong to the cluster; the other keys are tuning, equal on all nodes."""
 
 
 def _by_number(path: Path) -> tuple[int, str]:
@@ -290,7 +291,7 @@ def _interval_text(interval_ms: int) -> str:
 
 def _spec_text(settings: ClusterSettings, entries: tuple[NodeEntry, ...]) -> str:
     head = (
-        f"# A fleet on this machine, made by `iotctl local up`.\n"
+        f"# A fleet on this machine, created by `iotctl local up`.\n"
         f"apiVersion: {API_VERSION}\n"
         f"cluster:\n"
         f"  name: {settings.name}\n"

@@ -1,4 +1,4 @@
-"""The same work on many machines at once, in a bounded number of threads."""
+"""Runs the same work on many machines in parallel, in a bounded number of threads."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +15,9 @@ THREADS = 32
 def each(
     items: Sequence[A], work: Callable[[A], B], done: Callable[[int], None] = lambda count: None
 ) -> list[B | Unreachable]:
-    """What came of each item, in their order; `done` hears how many are over.
+    """The results in the order of the items; `done` is called with the number of items that are done.
 
-    A machine that cannot be reached is its error; any other error ends the whole.
+    The result of an unreachable machine is its error; any other error is raised at once.
     """
 
     def one(item: A) -> B | Unreachable:
@@ -35,5 +35,5 @@ def each(
             done(count)
         return found
     finally:
-        # After an error or Ctrl-C what waits is not begun, and what runs ends with its connection.
+        # After an error or Ctrl-C, waiting items do not begin, and running items end with their connection.
         pool.shutdown(wait=False, cancel_futures=True)

@@ -1,7 +1,7 @@
-"""Ports of the loopback for the nodes of local fleets.
+"""Loopback ports for the nodes of local fleets.
 
-A fleet that is down has no port open, and another one must not be given it meanwhile. So what was given is
-kept in $XDG_STATE_HOME/iotctl/ports, a line `PORT DIRECTORY` each, until the directory is gone.
+A fleet that is down has no port open, but no other fleet may get its ports. Assigned ports are therefore
+recorded in $XDG_STATE_HOME/iotctl/ports, as lines `PORT DIRECTORY`, until the directory is deleted.
 """
 
 import contextlib
@@ -19,24 +19,24 @@ from iotctl.spec.find import state_dir
 LOOPBACK = "127.0.0.1"
 
 PORTS = range(15_000, 32_000)
-"""Below the range from which the kernel draws ports for outgoing connections (32768 on), so that nobody
-takes an agent's port while it is down."""
+"""Below the kernel's range of ports for outgoing connections (from 32768), so that no connection takes an
+agent's port while the agent is down."""
 
 
 def take_ports(
     count: int, owner: Path, env: Mapping[str, str] = os.environ, *, anew: bool = False
 ) -> list[int]:
-    """Ports that are free now and that no directory has, all different; `owner` has them from now on.
+    """Assign `count` distinct ports to `owner` that are free now and assigned to no other directory.
 
-    `anew`: what it was given before, in an earlier life, it has no longer.
+    `anew`: first release the ports of an earlier fleet in `owner`.
 
     Raises:
-        RefusedProblem: fewer are free.
+        RefusedProblem: fewer ports are free.
     """
     with _locked(state_dir(env) / "ports") as file:
         own = str(owner.absolute())
         owners = {port: home for port, home in _read(file).items() if not (anew and home == own)}
-        # Should all be given, one that nobody listens on at the moment is better than none.
+        # If all ports are assigned, an assigned port without a listener is better than none.
         order = sorted(random.sample(PORTS, len(PORTS)), key=owners.__contains__)
         found = _free(order, count)
         _write(file, owners | dict.fromkeys(found, own))
@@ -51,12 +51,14 @@ def _free(order: list[int], count: int) -> list[int]:
         with socket.socket() as s, contextlib.suppress(OSError):
             s.bind((LOOPBACK, port))
             found.append(port)
-    raise RefusedProblem(f"no {count} ports are free on {LOOPBACK}", next="stop other fleets")
+    raise RefusedProblem(
+        f"fewer than {count} ports are free on {LOOPBACK}; nothing was changed", next="stop other fleets"
+    )
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO | None]:
-    """The file, for one process at a time; None where it cannot be kept."""
+    """The file, locked for one process at a time; None if it cannot be opened."""
     with contextlib.ExitStack() as stack:
         file: BinaryIO | None = None
         with contextlib.suppress(OSError):
@@ -69,7 +71,7 @@ def _locked(path: Path) -> Iterator[BinaryIO | None]:
 
 
 def _read(file: BinaryIO | None) -> dict[int, str]:
-    """The directory that has a port; what is no line of ours, and directories that are gone, are left out."""
+    """By port, the directory it is assigned to, without invalid lines and deleted directories."""
     if file is None:
         return {}
     file.seek(0)
@@ -81,6 +83,6 @@ def _write(file: BinaryIO | None, owners: Mapping[int, str]) -> None:
     if file is None:
         return
     text = os.fsencode("".join(f"{port} {home}\n" for port, home in owners.items()))
-    with contextlib.suppress(OSError):  # a full disk: what stands behind a part that was written is kept
+    with contextlib.suppress(OSError):  # a full disk: the lines after a partial write stay
         os.pwrite(file.fileno(), text, 0)
         file.truncate(len(text))

@@ -1,7 +1,7 @@
-"""Detached processes that are found again by pid file, and never killed by mistake.
+"""Detached processes that are identified by a pid file and never killed by mistake.
 
-A pid alone proves nothing: the kernel reuses it. The pid file keeps the process's start time as the
-kernel tells it, and a process is ours only while pid, start time and a word of its command line agree.
+A pid alone proves nothing, since the kernel reuses pids. The pid file also stores the process's start time as
+the kernel reports it, and a process is ours only if pid, start time and a word of its command line match.
 """
 
 import os
@@ -21,7 +21,7 @@ POLL_S = 0.02
 KILL_WAIT_S = 5.0
 EXEC_WAIT_S = 0.2
 NUMBER_MAX = (1 << 63) - 1
-"""The longest number a record has room for."""
+"""The largest number that a record has room for."""
 
 
 class PidFile(msgspec.Struct, frozen=True):
@@ -35,10 +35,10 @@ class PidFile(msgspec.Struct, frozen=True):
 def start(command: Sequence[str], *, directory: Path, log: Path, pid_file: Path, word: str) -> int:
     """Start `command` in its own session, its output appended to `log`; returns the pid.
 
-    `word` must appear in the command line; it is what later identifies the process.
+    `word` must appear in the command line; it later identifies the process.
 
     Raises:
-        OSError: nothing runs. The record has its place on the disk before the process is started.
+        OSError: nothing runs. Disk space for the record is reserved before the process is started.
     """
     temporary = pid_file.with_suffix(".tmp")
     widest = PidFile(NUMBER_MAX, NUMBER_MAX, word)
@@ -67,7 +67,7 @@ def start(command: Sequence[str], *, directory: Path, log: Path, pid_file: Path,
 
 @contextmanager
 def _unbroken() -> Iterator[None]:
-    """Ctrl-C and SIGTERM count when it is over: a process that is on no record is stopped by nobody."""
+    """Defers Ctrl-C and SIGTERM to the end of the block: an unrecorded process could never be stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -84,7 +84,7 @@ def _unbroken() -> Iterator[None]:
 
 
 def running(pid_file: Path) -> int | None:
-    """The pid when the process of `pid_file` is alive, else None."""
+    """The pid if the process of `pid_file` is alive, else None."""
     record = _read(pid_file)
     if record is None:
         return None
@@ -93,12 +93,12 @@ def running(pid_file: Path) -> int | None:
         line = _command_line(record.pid)
         if line or time.monotonic() > deadline:
             return record.pid if record.word in line else None
-        time.sleep(POLL_S)  # it has none for a moment while it is being started, and none when it ends
+        time.sleep(POLL_S)  # a process has no command line briefly while it starts, and when it ends
     return None
 
 
 def stop(pid_files: Sequence[Path], *, grace_s: float = 10.0) -> list[Path]:
-    """SIGTERM to all, SIGKILL to those alive after `grace_s`; returns those that had to be killed."""
+    """SIGTERM all, SIGKILL those still alive after `grace_s`; returns those that had to be killed."""
     ours = {f: r for f in pid_files if running(f) and (r := _read(f)) is not None}
     for file in ours:
         _signal(file, signal.SIGTERM)
@@ -112,9 +112,9 @@ def stop(pid_files: Sequence[Path], *, grace_s: float = 10.0) -> list[Path]:
 
 
 def kill(pid_file: Path) -> bool:
-    """SIGKILL at once, as a crash would; False when it was not running. The pid file stays.
+    """SIGKILL at once, like a crash; False if it was not running. The pid file stays.
 
-    Returns when the kernel has let go of it, so that a start right after does not find it alive.
+    Returns once the kernel has released the process, so that an immediate start does not find it alive.
     """
     record = _read(pid_file)
     if record is None or not _signal(pid_file, signal.SIGKILL):
@@ -124,10 +124,10 @@ def kill(pid_file: Path) -> bool:
 
 
 def _wait_gone(records: dict[Path, PidFile], timeout_s: float) -> list[Path]:
-    """Wait until the kernel has let go of every process; returns those it has not.
+    """Wait until the kernel has released every process; returns those it has not.
 
-    A process that is ending has no command line any more but still holds its ports and locks, so only
-    its start time counts here.
+    A process that is ending no longer has a command line but still holds its ports and locks, so only its
+    start time counts here.
     """
     deadline = time.monotonic() + timeout_s
     alive = [f for f, r in records.items() if _is_there(r)]
@@ -160,7 +160,7 @@ def _signal(pid_file: Path, number: signal.Signals) -> bool:
 
 
 def _started(pid: int) -> int:
-    """Start time of a live process; 0 when there is none (a zombie counts as none)."""
+    """Start time of a live process; 0 if there is none (a zombie does not count)."""
     _reap(pid)
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

@@ -1,7 +1,7 @@
-"""An agent on a machine: started so that it stays up, stopped, asked for its last words.
+"""The agent on a machine as a service: start, stop, reload, remove, and read the end of its log.
 
-Where systemd runs and may be told (root, or `sudo -n`), it is a unit; elsewhere a small supervisor in the
-node's directory, which starts the agent again when it ends, later and later.
+If systemd runs and we may control it (root, or `sudo -n`), the agent is a unit. Otherwise a small supervisor
+in the node's directory restarts the agent when it exits, with growing pauses.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from iotctl.fleet.upload import File
 
 SYSTEMD, SUPERVISED = "systemd", "supervised"
 STOP_S = 60
-"""An agent hands over what it leads first; then it is killed."""
+"""How long an agent has to transfer its leadership and exit before it is killed."""
 
 SUPERVISOR = "supervise"
 UNITS = "/etc/systemd/system"
@@ -51,7 +51,7 @@ rm -f "$home/supervisor.pid"
 
 FIND = r"""
 home=$1
-# A shell's `read` leaves out the zeros between the words, and starts no process for each one there is.
+# The shell's `read` drops the NUL bytes between the words, and needs no process per candidate.
 whose() {
     words=
     { IFS= read -r words <"/proc/$1/cmdline"; } 2>/dev/null
@@ -105,7 +105,7 @@ grace=$2
 one=$(supervisor)
 two=$(agent)
 [ -z "$one$two" ] && exit 0
-# One signal: the supervisor hands it on, and an agent that gets a second one hands nothing over.
+# One signal only: the supervisor forwards it, and an agent that gets a second signal transfers nothing.
 kill ${one:-$two} 2>/dev/null
 end=$(($(date +%s) + grace))
 while [ -n "$(supervisor)$(agent)" ]; do
@@ -124,7 +124,7 @@ _STOP_UNIT = (
 unit=$2
 systemctl stop "$unit" && exit
 code=$?
-# 5: there is no such unit. A node that was never deployed, or is gone already, has stopped.
+# 5: there is no such unit. A node that was never deployed, or is deleted already, counts as stopped.
 [ "$code" = 5 ] && [ -z "$(agent)" ] && exit
 exit "$code"
 """
@@ -133,14 +133,14 @@ exit "$code"
 _RELOAD = (
     FIND
     + r"""
-# One that has just been started would end: it does not catch the signal yet.
+# An agent that has just started does not catch the signal yet and would exit.
 tries=300
 while pid=$(agent); [ -n "$pid" ]; do
     case $(grep ^SigCgt: "/proc/$pid/status" 2>/dev/null) in
         *[13579bdf]) kill -HUP "$pid" && echo told; exit ;;
     esac
     tries=$((tries - 1))
-    if [ "$tries" = 0 ]; then echo "it takes no SIGHUP" >&2; exit 1; fi
+    if [ "$tries" = 0 ]; then echo "the agent does not handle SIGHUP" >&2; exit 1; fi
     sleep 0.1
 done
 """
@@ -148,15 +148,15 @@ done
 
 
 class Running(msgspec.Struct, frozen=True):
-    """`agent`: the first word of its command line, "" when it is down. `supervised`: our supervisor runs."""
+    """`agent`: the first word of its command line, "" if it is down. `supervised`: our supervisor runs."""
 
     agent: str
     supervised: bool
 
 
 def question(home: str) -> Question:
-    """Whether the agent of the node in `home` runs. It reads what every process of the machine was started
-    as, so it is asked once."""
+    """The question whether the agent of the node in `home` runs. Its script reads the command lines of all
+    processes, so it is asked once."""
     return Question(_LOOK, (home,))
 
 
@@ -165,12 +165,12 @@ def running_in(answer: Answer) -> Running:
 
 
 def unit_name(cluster: str, node: str) -> str:
-    """Machines are shared: nodes of two clusters may have one name."""
+    """The unit's name, with the cluster: nodes of two clusters on one machine may have the same name."""
     return f"nodeagent-{cluster}-{node}.service"
 
 
 def unit(node: str, home: str, user: str) -> str:
-    """The text of its systemd unit."""
+    """The text of the node's systemd unit."""
     return f"""# Written by iotctl.
 [Unit]
 Description=nodeagent {node}
@@ -194,8 +194,8 @@ WantedBy=multi-user.target
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The agent of one node, as its machine keeps it up. `kind` is `SYSTEMD` or `SUPERVISED`, `unit` the name
-    it has there; `sudo`: root's part is done with `sudo -n`."""
+    """The agent of one node as a service of its machine. `kind` is `SYSTEMD` or `SUPERVISED`, `unit` the name
+    of its unit; `sudo`: commands for root run through `sudo -n`."""
 
     host: Host
     kind: str
@@ -205,22 +205,22 @@ class Service:
     sudo: bool
 
     def start(self) -> None:
-        """Start the agent unless it runs; returns when it was begun, not when it serves.
+        """Start the agent unless it runs; returns once it has started, before it serves.
 
         Raises:
-            Unreachable: it could not be begun; its last words say why.
+            Unreachable: it could not be started; the end of its log says why.
         """
         if self.kind == SYSTEMD:
             ran = self._as_root(["systemctl", "enable", "--now", self.unit])
         else:
             ran = self.host.run(["sh", "-c", _START, "start", self.home])
-        self._check(ran, "its agent did not start")
+        self._check(ran, "the agent did not start")
 
     def stop(self) -> bool:
-        """Stop the agent; True when it had to be killed.
+        """Stop the agent; True if it had to be killed.
 
         Raises:
-            Unreachable: it still runs.
+            Unreachable: the agent still runs.
         """
         timeout_s = STOP_S + 30.0
         if self.kind == SYSTEMD:
@@ -229,45 +229,45 @@ class Service:
         else:
             words = ["sh", "-c", _STOP, "stop", self.home, str(STOP_S)]
             ran = self.host.run(words, timeout_s=timeout_s)
-        self._check(ran, "its agent did not stop")
+        self._check(ran, "the agent did not stop")
         return b"killed" in ran.out
 
     def reload(self) -> bool:
-        """Let the agent load a renewed certificate; False when it does not run.
+        """Let the agent load a renewed certificate; False if it does not run.
 
         Raises:
-            Unreachable: it could not be told.
+            Unreachable: the agent could not be notified.
         """
         words = ["sh", "-c", _RELOAD, "reload", self.home]
         ran = self._as_root(words) if self.kind == SYSTEMD else self.host.run(words)
-        self._check(ran, "its agent could not be told of its certificate", "restart")
+        self._check(ran, "the agent could not be notified of its new certificate", "restart")
         return b"told" in ran.out
 
     def log_tail(self, lines: int) -> str:
-        """The last lines its agent wrote."""
+        """The last lines of the agent's log."""
         if self.kind == SYSTEMD:
             words = ["journalctl", "--no-pager", "--output=cat", f"--lines={lines}", f"--unit={self.unit}"]
             ran = self._as_root(words)
         else:
             ran = self.host.run(["tail", "-n", str(lines), f"{self.home}/agent.log"])
-        self._check(ran, "its log cannot be read", "check")
+        self._check(ran, "the log cannot be read", "check")
         return ran.out.decode(errors="replace")
 
     def put_unit(self, text: str) -> None:
-        """Write the unit, for everybody to read, and let systemd read it. Raises `Unreachable`."""
+        """Write the unit, readable by all users, and let systemd load it. Raises `Unreachable`."""
         path = f"{UNITS}/{self.unit}"
         script = f"umask 022 && cat >{path}.new && mv {path}.new {path} && systemctl daemon-reload"
         ran = self._as_root(["sh", "-c", script], stdin=text.encode())
         self._check(ran, f"{path} could not be written")
 
     def remove(self) -> None:
-        """Stop the agent and let nothing start it again. Raises `Unreachable`."""
+        """Stop the agent and remove its unit, so that nothing starts it. Raises `Unreachable`."""
         self.stop()
         if self.kind == SYSTEMD:
             path = f"{UNITS}/{self.unit}"
             script = (
                 f"systemctl disable --quiet {self.unit}; rm -f {path}; systemctl daemon-reload;"
-                f" systemctl reset-failed {self.unit} 2>/dev/null || :"  # it knows one that had to be killed
+                f" systemctl reset-failed {self.unit} 2>/dev/null || :"  # systemd remembers a killed unit
             )
             ran = self._as_root(["sh", "-c", script])
             self._check(ran, f"{path} could not be removed")
@@ -280,19 +280,19 @@ class Service:
             said = ran.err.decode(errors="replace").strip().replace("\n", " | ")
             raise Unreachable(
                 f"{self.host.name}: {what}",
-                why=said or f"ended with {ran.code}",
+                why=said or f"the command exited with {ran.code}",
                 next=f"iotctl cluster {verb} {self.node}",
                 where=self.host.name,
             )
 
 
 def kind_of(systemd: bool, user: str, sudo: bool) -> str:
-    """How a new agent is kept up on a machine, `systemd`: it runs there."""
+    """How a new agent is kept running on a machine. `systemd`: whether systemd runs there."""
     return SYSTEMD if systemd and (user == "root" or sudo) else SUPERVISED
 
 
 def files_of(kind: str) -> tuple[File, ...]:
-    """What it needs in the node's directory."""
+    """The files that this kind of service needs in the node's directory."""
     return (File(SUPERVISOR, SUPERVISE.encode(), 0o755),) if kind == SUPERVISED else ()
 
 

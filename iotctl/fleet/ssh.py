@@ -1,8 +1,8 @@
-"""SSH; the only importer of fabric and paramiko.
+"""SSH connections; only this package imports fabric and paramiko.
 
-What differs from fabric's defaults, and why: a host key must be known (fabric takes every one); the socket
-has TCP_NODELAY, without which each short command waits 40 ms for a delayed acknowledgement; every wait has
-an end; one connection per host and gateway is kept for the whole run; keys of the agent come first.
+Differences to fabric's defaults: a host key must be known (fabric accepts any key); the socket has
+TCP_NODELAY, without which each short command waits 40 ms for a delayed acknowledgement; every wait has a
+timeout; one connection per host and gateway is kept for the whole command; keys of the SSH agent come first.
 """
 
 import base64
@@ -34,7 +34,7 @@ ATTEMPTS = 6
 BACKOFF_S = 0.2
 
 HANDSHAKES_PER_GATEWAY = 4
-"""At a time: sshd drops some of more than ten (`MaxStartups 10:30:100`)."""
+"""Concurrent handshakes: sshd drops some if there are more than ten (`MaxStartups 10:30:100`)."""
 
 
 CHUNK, SEND = 32_768, 1 << 18
@@ -49,10 +49,10 @@ Jump = tuple[str, ...]
 
 
 Dial = Callable[[], Any]
-"""Gives a socket, or what paramiko takes for one."""
+"""Returns a socket, or an object that paramiko accepts as one."""
 
 
-# Its errors are raised too; what it logs besides is tracebacks.
+# Paramiko raises its errors too; its log only adds tracebacks.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
@@ -60,14 +60,14 @@ logging.getLogger("paramiko").propagate = False
 
 
 class SshHost:
-    """An open connection; commands may run on it from several threads, up to sshd's `MaxSessions` (10)."""
+    """An open connection; several threads may run commands on it, up to sshd's `MaxSessions` (10)."""
 
     def __init__(self, name: str, connection: fabric.Connection) -> None:
         self.name = name
         self._connection = connection
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = RUN_TIMEOUT_S) -> Ran:
-        """As `Host.run`; a command that a signal ended has the code -1."""
+        """As `Host.run`; the code of a command killed by a signal is -1."""
         transport = self._connection.transport
         end = time.monotonic() + timeout_s
         try:
@@ -77,7 +77,7 @@ class SshHost:
                     channel.exec_command(shlex.join(argv))
                 if len(stdin) <= channel.out_window_size:
                     _send(channel, stdin)
-                else:  # its answer may come before all of it was taken
+                else:  # the command may answer before it has read all of its input
                     threading.Thread(target=_send, args=(channel, stdin), daemon=True).start()
                 out, err = _received(channel, end)
                 channel.status_event.wait(max(0.0, end - time.monotonic()))
@@ -88,7 +88,7 @@ class SshHost:
         if channel.exit_status < 0 and time.monotonic() >= end:
             raise late(self.name, argv, timeout_s)
         if channel.exit_status < 0 and not transport.is_active():
-            raise lost(self.name, EOFError("it ended before the command did"))
+            raise lost(self.name, EOFError("the connection ended before the command did"))
         return Ran(channel.exit_status, out, err)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class SshHost:
 
 
 class Connector:
-    """Opens hosts; keeps the gateways that several of them share. Threads may use it together."""
+    """Opens connections to hosts and keeps the gateways that hosts share. Safe for use by several threads."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Connector:
         timeout_s: float = CONNECT_TIMEOUT_S,
         ahead: Ahead | None = None,
     ) -> None:
-        """`ahead`: closed with this."""
+        """`ahead`: prefetched connections, closed together with this connector."""
         self._ahead = ahead
         self._known = known
         self._env = env
@@ -118,12 +118,12 @@ class Connector:
         self._gateways: dict[Jump, fabric.Connection | Unreachable] = {}
 
     def open(self, target: Target) -> SshHost:
-        """Raises `Unreachable`, which tells an unknown or changed host key from a refused login."""
+        """Raises `Unreachable`; the text distinguishes unknown or changed host keys from refused logins."""
         return SshHost(target.name, self._connect(target, ()))
 
     def host_key(self, target: Target) -> tuple[HostKey, Known]:
-        """The key a host shows now, before anybody logs in, and what is known of it; its gateways must be
-        trusted already."""
+        """The key that the host presents now, before any login, and its known keys. Its gateways must already
+        be trusted."""
         route = route_of(target, self._env)
         known = self._known.of(route.known_as, route.known_hosts)
         reach = self._dial(target, route, ())
@@ -143,10 +143,10 @@ class Connector:
         return self._again(ask, route, target.name), known
 
     def gateways(self, target: Target, via: tuple[Target, ...] = ()) -> list[Target]:
-        """The jump hosts on the way to a host, the first one first, with those on the way to them.
+        """The jump hosts on the route to a host, outermost first, including those on the routes to them.
 
         Raises:
-            InputProblem: the way leads in a circle.
+            InputProblem: the jump hosts form a cycle.
         """
         found: dict[Target, None] = {}
         jump = route_of(target, self._env).jump
@@ -173,7 +173,7 @@ class Connector:
 
         def connect() -> fabric.Connection:
             nonlocal early
-            sock, early = early or reach(), None  # the next attempt needs one of its own
+            sock, early = early or reach(), None  # the next attempt needs a new socket
             connection = _connection(route, known, sock, self._timeout_s)
             connection.open()
             connection.transport.set_keepalive(KEEPALIVE_S)
@@ -182,7 +182,7 @@ class Connector:
         return self._again(connect, route, target.name)
 
     def _again(self, work: Callable[[], T], route: Route, name: str) -> T:
-        """A handshake that sshd dropped as too many at once is tried again, later and later."""
+        """Run `work`, and retry with growing pauses if sshd dropped the handshake as one too many."""
         with self._handshakes_of(route.jump):
             for attempt in range(ATTEMPTS):
                 began = time.monotonic()
@@ -203,7 +203,7 @@ class Connector:
 
     @contextmanager
     def _handshakes_of(self, jump: Jump) -> Iterator[None]:
-        """Through one gateway only some at a time; each direct one is another sshd's."""
+        """Limits concurrent handshakes through one gateway; a direct handshake has an sshd of its own."""
         if not jump:
             yield
             return
@@ -224,7 +224,8 @@ class Connector:
         return lambda: dial(route.host, route.port, self._timeout_s)
 
     def _gateway(self, jump: Jump, via: tuple[Target, ...]) -> fabric.Connection:
-        """Opened once for all hosts behind it, and its failure is told to all; who comes meanwhile waits."""
+        """The gateway, opened once for all hosts behind it. Its failure is raised for all of them; other
+        threads wait while it is being opened."""
         target = jump_target(jump[-1], jump[:-1])
         _check_circle(target, via)
         with self._lock:
@@ -243,10 +244,10 @@ class Connector:
 
 
 def read_config(path: Path, host: str) -> dict[str, list[str]]:
-    """Without an OpenSSH client: what `path` says of a host.
+    """The settings for a host in the configuration file `path`, read without an OpenSSH client.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file is not an SSH configuration.
     """
     config = paramiko.SSHConfig()
     if path.is_file():
@@ -259,7 +260,7 @@ def read_config(path: Path, host: str) -> dict[str, list[str]]:
 
 
 class _Connection(fabric.Connection):  # type: ignore[misc] # fabric has no types
-    """Checks a key that is known, too: it may be revoked."""
+    """A connection that reports a key that differs from the known keys as `ChangedKey`."""
 
     known: Known
 
@@ -272,9 +273,9 @@ class _Connection(fabric.Connection):  # type: ignore[misc] # fabric has no type
 
 
 def _connection(route: Route, known: Known, sock: Any, timeout_s: float) -> fabric.Connection:
-    config = fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)  # `route` has all of it
+    config = fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)  # `route` has all settings
     connection = _Connection(
-        route.alias or route.host,  # and the port: only to look the key up, since the socket is given
+        route.alias or route.host,  # host and port only serve to look up the key: the socket is given
         user=route.user,
         port=22 if route.alias else route.port,
         config=config,
@@ -299,7 +300,7 @@ def _connection(route: Route, known: Known, sock: Any, timeout_s: float) -> fabr
 
 @contextmanager
 def _closed_after(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]:
-    """A wait of paramiko that has no end of its own ends with its channel."""
+    """Closes the channel after `timeout_s`, which ends a wait of paramiko that has no timeout itself."""
     timer = threading.Timer(max(0.0, timeout_s), channel.close)
     timer.daemon = True
     timer.start()
@@ -310,11 +311,11 @@ def _closed_after(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]
 
 
 def _received(channel: paramiko.Channel, end: float) -> tuple[bytes, bytes]:
-    """What comes on both streams until both have ended; without a thread for each, which every short command
-    would wait for.
+    """Receive both streams until both have ended, without a thread per stream, which would delay every short
+    command.
 
     Raises:
-        TimeoutError: they go on at `end`.
+        TimeoutError: a stream has not ended at `end`.
     """
     streams = (
         (channel.recv_ready, channel.recv, bytearray()),
@@ -323,7 +324,7 @@ def _received(channel: paramiko.Channel, end: float) -> tuple[bytes, bytes]:
     news = select.poll()
     news.register(channel.fileno(), select.POLLIN)
     while True:
-        over = channel.eof_received or channel.closed  # first: what came before the end is there by then
+        over = channel.eof_received or channel.closed  # read first: data before the end has then arrived
         some = False
         for ready, receive, into in streams:
             if ready():
@@ -335,15 +336,15 @@ def _received(channel: paramiko.Channel, end: float) -> tuple[bytes, bytes]:
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            # Not until `end` at once: paramiko's signal for two streams can lose one of two at a time.
+            # Not until `end` in one wait: paramiko's event can lose one of two simultaneous signals.
             news.poll(min(left, LOOK_S) * 1e3)
     (_, _, out), (_, _, err) = streams
     return bytes(out), bytes(err)
 
 
 def _send(channel: paramiko.Channel, data: bytes) -> None:
-    with suppress(OSError):  # a command that does not read its input
-        # `sendall` copies what is left after every packet: of 100 MB at once that is terabytes.
+    with suppress(OSError):  # the command does not read its input
+        # `sendall` copies the rest after every packet: for 100 MB in one call that is terabytes.
         for at in range(0, len(data), SEND):
             channel.sendall(data[at : at + SEND])
         channel.shutdown_write()
@@ -353,6 +354,6 @@ def _check_circle(gate: Target, via: Sequence[Target]) -> None:
     if gate in via:
         names = " -> ".join(t.name for t in (*via, gate))
         raise InputProblem(
-            f"jump hosts lead in a circle: {names}",
-            next=f"ssh -G {gate.host}, and end it with `ProxyJump none` for one of them",
+            f"the jump hosts form a cycle: {names}",
+            next=f"check `ssh -G {gate.host}`, and set `ProxyJump none` for one of them",
         )

@@ -1,7 +1,7 @@
-"""Where an SSH connection goes: what the spec and the operator's `~/.ssh/config` say together.
+"""Routes of SSH connections, from the spec and the operator's `~/.ssh/config`.
 
-`ssh -G` answers when there is an OpenSSH client, with its exact meaning of Include, Match and the like;
-else paramiko's reader of the same file does, which knows no Include.
+With an OpenSSH client, `ssh -G` evaluates the configuration, including Include and Match; otherwise paramiko
+reads the same file, without support for Include.
 """
 
 import getpass
@@ -20,15 +20,15 @@ from iotctl.spec.hosts import host_problem, jump_problem, split_port, user_probl
 PORT_MAX = 65_535
 ASK_TIMEOUT_S = 10.0
 CONFIG = "IOTCTL_SSH_CONFIG"
-"""Environment: a file read instead of `~/.ssh/config`."""
+"""Environment variable with a file to read instead of `~/.ssh/config`."""
 
 KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
-"""What OpenSSH takes when the configuration is silent."""
+"""OpenSSH's defaults."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A machine as the spec names it; 0 and "" leave the choice to the operator's SSH configuration."""
+    """A machine as the spec gives it; 0 and "" leave the choice to the operator's SSH configuration."""
 
     name: str
     host: str
@@ -39,8 +39,8 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One connection. `keys` are the files offered after the agent's keys; with `only_keys` the agent offers
-    those of these files alone. `jump` is as `ssh -J` takes it, the first one first."""
+    """One connection. `keys` are files whose keys are offered after those of the SSH agent; with `only_keys`
+    the agent only offers the keys of these files. `jump` is as in `ssh -J`, outermost first."""
 
     host: str
     port: int
@@ -54,7 +54,7 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def known_as(self) -> str:
-        """Its name in a known_hosts file."""
+        """The host's name in a known_hosts file."""
         name = self.alias or self.host
         return name if self.port == 22 or self.alias else f"[{name}]:{self.port}"
 
@@ -68,11 +68,19 @@ def target_of(source: ClusterSource, node: NodeEntry) -> Target:
 
 
 def route_of(target: Target, env: Mapping[str, str]) -> Route:
-    """Raises `InputProblem` when the operator's SSH configuration cannot be read, the key is no file, or a
-    host or user is more than a name: the configuration may run commands with them in it."""
+    """The route to a machine.
+
+    Raises:
+        InputProblem: the operator's SSH configuration cannot be read, the key is not a file, or a host or
+            user is not a plain name: the configuration may run commands that contain them.
+    """
     _check_names(target.name, target.host, target.user, target.jump)
     if target.key and not Path(target.key).is_file():
-        raise InputProblem(f"{target.name}: the SSH key {target.key} is not there", where=target.name)
+        raise InputProblem(
+            f"{target.name}: the SSH key {target.key} does not exist",
+            next="correct `ssh: {key: …}` in cluster.yaml",
+            where=target.name,
+        )
     try:
         settings = _asked(target, env) if shutil.which("ssh") else _read(target, env)
         return _of_settings(target, settings)
@@ -94,15 +102,18 @@ def _check_names(node: str, host: str, user: str, jump: str = "") -> None:
 
 
 def jump_target(word: str, before: Sequence[str] = ()) -> Target:
-    """`[user@]host[:port]` as `ssh -J` takes it, reached through those `before` it.
+    """`[user@]host[:port]` as in `ssh -J`, reached through the jump hosts `before` it.
 
     Raises:
-        InputProblem: the port is no number from 1 on.
+        InputProblem: the port is not a number from 1 to 65535.
     """
     user, _, place = word.rpartition("@")
     host, port = split_port(place)
     if port and not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= PORT_MAX):
-        raise InputProblem(f"{word}: {port!r} is no port", next="[user@]host[:port], an IPv6 address in [ ]")
+        raise InputProblem(
+            f"{word}: {port!r} is not a port",
+            next="write it like [user@]host[:port], an IPv6 address in [ ]",
+        )
     return Target(word, host, user, int(port or 0), jump=",".join(before))
 
 
@@ -162,7 +173,7 @@ def _of_settings(target: Target, settings: Mapping[str, list[str]]) -> Route:
     }
 
     def filled(text: str) -> str:
-        """`ssh -G` leaves %h and the like as they are."""
+        """Expand tokens such as %h, which `ssh -G` does not."""
         return re.sub(r"%(.)", lambda m: "%" if m[1] == "%" else tokens.get(m[1], m[0]), text)
 
     def path(text: str) -> str:

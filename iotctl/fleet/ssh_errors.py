@@ -1,4 +1,4 @@
-"""Errors of connections over SSH, each with the next command."""
+"""Errors of SSH connections, each with the next command."""
 
 from paramiko.auth_strategy import AuthFailure
 
@@ -15,7 +15,7 @@ def lost(name: str, error: Exception) -> Unreachable:
     return Unreachable(
         f"{name}: the SSH connection was lost",
         why=f"{error or type(error).__name__}; the command may have run",
-        next="run the command again: it changes nothing twice",
+        next="repeat the command: it changes nothing twice",
         where=name,
     )
 
@@ -39,9 +39,9 @@ def changed_key(name: str, route: Route, error: ChangedKey) -> Unreachable:
     known = " or ".join(k.fingerprint for k in error.known) or "revoked"
     return Unreachable(
         f"{name}: the host key of {route.known_as} has CHANGED",
-        why=f"it shows {error.shown.fingerprint}, known is {known}: another machine may answer under this"
+        why=f"it presents {error.shown.fingerprint}, but known is {known}: another machine may answer at this"
         " address",
-        next=f"if it was installed anew: iotctl cluster trust --replace {name}",
+        next=f"if the machine was reinstalled: iotctl cluster trust --replace {name}",
         where=name,
     )
 
@@ -53,7 +53,7 @@ def refused_login(name: str, route: Route, error: AuthFailure) -> Unreachable:
     if locked:
         return Unreachable(
             f"{name}: {route} refuses the login",
-            why=f"{why}; {', '.join(locked)} cannot be read without a passphrase, or not at all",
+            why=f"{why}; {', '.join(locked)}: encrypted with a passphrase, or unreadable",
             next=f"ssh-add {locked[0]}",
             where=name,
         )

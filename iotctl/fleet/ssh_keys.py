@@ -1,4 +1,4 @@
-"""Host keys: those that are known, and what is done about others."""
+"""Keys of SSH: checks unknown and changed host keys, and offers the operator's keys for a login."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +12,7 @@ from iotctl.fleet.ssh_config import Route
 
 
 class UnknownKey(Exception):
-    """Nobody has accepted a key of this host."""
+    """No key of this host has been accepted."""
 
 
 class ChangedKey(Exception):
@@ -23,7 +23,7 @@ class ChangedKey(Exception):
 
 
 class Check(paramiko.MissingHostKeyPolicy):
-    """Asked about every key paramiko does not find equal to a known one of its type."""
+    """Called for every key that does not match a known key of its type; always raises."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -36,13 +36,13 @@ class Check(paramiko.MissingHostKeyPolicy):
 
 
 class Keys(AuthStrategy):
-    """The agent's keys, then those in files; with `only_keys` the agent's of those files alone."""
+    """Offers the SSH agent's keys, then those in files; with `only_keys`, the agent's only if in a file."""
 
     def __init__(self, route: Route) -> None:
         super().__init__(ssh_config=paramiko.SSHConfig())
         self._route = route
         self.locked: list[str] = []
-        """Files that need a passphrase, which only an agent can know."""
+        """Files that cannot be loaded, usually because they need a passphrase."""
 
     def get_sources(self) -> Iterator[AuthSource]:
         user = self._route.user
@@ -68,7 +68,7 @@ class Keys(AuthStrategy):
 
 
 def _public(file: str) -> str:
-    """The blob in `FILE.pub`, "" when there is none."""
+    """The blob in `FILE.pub`; "" if there is none."""
     with suppress(OSError, IndexError, UnicodeDecodeError):
         return Path(f"{file}.pub").read_text().split()[1]
     return ""

@@ -1,4 +1,4 @@
-"""Files to a machine: whole or not at all, compared by hash before they take their names."""
+"""Uploads files to a machine: completely or not at all, verified by hash before they get their names."""
 
 import hashlib
 import io
@@ -21,7 +21,7 @@ tmp=$(mktemp -d "$base/.incoming.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 cat >"$tmp/tar"
 set -- $(sha256sum "$tmp/tar")
-if [ "$1" != "$want" ]; then echo "what arrived is not what was sent" >&2; exit 75; fi
+if [ "$1" != "$want" ]; then echo "the archive was damaged on the way" >&2; exit 75; fi
 mkdir "$tmp/files"
 tar -xmpf "$tmp/tar" -C "$tmp/files"
 cd "$tmp/files"
@@ -32,11 +32,11 @@ while read -r name; do
     mv -f "$name" "$base/$name"
 done <"$tmp/names"
 """
-"""Names are given in the order of the archive, each by a rename."""
+"""Files get their names in the order of the archive, each by a rename."""
 
 
 class File(msgspec.Struct, frozen=True):
-    """One file below a directory; never shown."""
+    """One file below a directory; its content is never shown."""
 
     name: str
     content: bytes
@@ -50,7 +50,7 @@ def put(host: Host, base: str, files: Sequence[File]) -> None:
     """Write `files` below `base`, in this order.
 
     Raises:
-        Unreachable: the connection was lost, or the machine could not write; nothing has a half-written file.
+        Unreachable: the connection was lost, or the machine could not write; no file is half-written.
     """
     put_archive(host, base, _archive(files))
 
@@ -63,7 +63,7 @@ def put_archive(host: Host, base: str, archive: bytes) -> None:
     if ran.code:
         raise Unreachable(
             f"{host.name}: files could not be written to {base}",
-            why=ran.err.decode(errors="replace").strip() or f"ended with {ran.code}",
+            why=ran.err.decode(errors="replace").strip() or f"the command exited with {ran.code}",
             next="iotctl cluster check",
             where=host.name,
         )

@@ -1,7 +1,7 @@
-"""The node's software as wheels: `nodeagent` itself, and what it needs in the versions this machine runs.
+"""The node's software as wheels: `nodeagent` and its dependencies in the versions of this machine.
 
-What must be fetched is fetched once per set of versions and platform, and kept in the user's cache. The
-version ends with a hash of the code and of every pinned dependency, so machines that have it have the same
+Dependencies are downloaded once per set of versions and platform, and stored in the user's cache. The version
+ends with a hash of the code and of every pinned dependency, so machines with the same version have the same
 software.
 """
 
@@ -38,7 +38,7 @@ NEEDS = (
     "uvloop",
     "xxhash",
 )
-"""What `nodeagent` imports; a test compares. Spark and SSH stay with the operator."""
+"""The packages that `nodeagent` imports (checked by a test); only the operator needs Spark and SSH."""
 
 DOWNLOAD_TIMEOUT_S = 600.0
 DONE = ".complete"
@@ -47,7 +47,7 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 class Platform(msgspec.Struct, frozen=True):
-    """Which wheels a machine can use: `python` as `3.11`, `arch` as `x86_64`, `libc` as `2.36`."""
+    """Determines the wheels for a machine: `python` as `3.11`, `arch` as `x86_64`, `libc` as `2.36`."""
 
     python: str
     arch: str
@@ -65,7 +65,7 @@ class Platform(msgspec.Struct, frozen=True):
 
 
 class Software(msgspec.Struct, frozen=True):
-    """`version` names it; `pins` are the dependencies as name and version."""
+    """`version` identifies the software; `pins` are the dependencies as name and version."""
 
     version: str
     pins: tuple[tuple[str, str], ...]
@@ -73,10 +73,10 @@ class Software(msgspec.Struct, frozen=True):
 
 
 def software() -> Software:
-    """The node's software as it is installed here.
+    """The node's software as installed on this machine.
 
     Raises:
-        InputProblem: one of its packages is not.
+        InputProblem: one of its packages is not installed.
     """
     root = Path(nodeagent.__file__).parent
     files = sorted(p for p in root.rglob("*") if p.suffix in (".py", ".json") or p.name == "py.typed")
@@ -91,10 +91,10 @@ def software() -> Software:
 
 
 def wheelhouse(which: Software, platform: Platform, cache: Path) -> bytes:
-    """All wheels as one tar: the node's own, and its dependencies, which are fetched once.
+    """All wheels as one tar: that of the node, and those of its dependencies, which are downloaded once.
 
     Raises:
-        Unreachable: the package index does not give a wheel for this platform.
+        Unreachable: the package index has no wheel for this platform, or cannot be reached.
     """
     pins = "".join(f"{name}=={version}\n" for name, version in which.pins)
     key = xxhash.xxh3_64_hexdigest(pins.encode())[:12]
@@ -123,15 +123,15 @@ def _fetch(pins: str, platform: Platform, directory: Path) -> None:
     try:
         done = subprocess.run(words, capture_output=True, timeout=DOWNLOAD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise _not_fetched(platform, f"pip did not end within {DOWNLOAD_TIMEOUT_S:g} s") from None
+        raise _not_fetched(platform, f"pip did not finish within {DOWNLOAD_TIMEOUT_S:g} s") from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _not_fetched(platform, said[-1] if said else f"pip ended with {done.returncode}")
+        raise _not_fetched(platform, said[-1] if said else f"pip exited with {done.returncode}")
     (directory / DONE).touch()
 
 
 def _closure() -> dict[str, str]:
-    """`NEEDS`, what they need, and so on, with the versions installed here."""
+    """`NEEDS` and their dependencies, transitively, with the versions installed here."""
     found: dict[str, str] = {}
     pending = list(NEEDS)
     while pending:
@@ -143,11 +143,11 @@ def _closure() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             if name in map(_canonical, NEEDS):
                 raise InputProblem(
-                    f"the package {name} is not installed here",
-                    why="nodes get the versions this machine runs",
+                    f"the package {name} is not installed on this machine; nothing was changed",
+                    why="nodes get the versions of this machine",
                     next="pip install iotctl",
                 ) from None
-            continue  # needed on other systems or Pythons only
+            continue  # only needed on other systems or Python versions
         found[name], requires = _headers_of(there)
         wanted = (r for r in requires if "extra ==" not in r)
         pending += [m[0] for r in wanted if (m := _NAME.match(r))]
@@ -155,9 +155,9 @@ def _closure() -> dict[str, str]:
 
 
 def _headers_of(there: metadata.Distribution) -> tuple[str, list[str]]:
-    """(version, what it requires); `metadata` would read the whole description, as a mail, for each."""
+    """(version, requirements); `metadata` would parse the whole description of each package."""
     text = there.read_text("METADATA")
-    if text is None:  # as setuptools had it once
+    if text is None:  # the old format of setuptools
         return there.version, list(there.requires or ())
     headers = HeaderParser().parsestr(text.partition("\n\n")[0])
     return headers["Version"], headers.get_all("Requires-Dist") or []
@@ -168,7 +168,7 @@ def _canonical(name: str) -> str:
 
 
 def _wheel(which: Software) -> bytes:
-    """A wheel of the code, as PEP 427 has it; equal software gives equal bytes."""
+    """A wheel of the code according to PEP 427; equal software gives equal bytes."""
     info = f"nodeagent-{which.version}.dist-info"
     needs = {_canonical(n) for n in NEEDS}
     pinned = "".join(f"Requires-Dist: {n}=={v}\n" for n, v in which.pins if n in needs)
@@ -201,7 +201,7 @@ def _record(files: Mapping[str, bytes], itself: str) -> bytes:
 
 def _not_fetched(platform: Platform, why: str) -> Unreachable:
     return Unreachable(
-        f"the packages for {platform} cannot be fetched",
+        f"the packages for {platform} could not be downloaded; nothing was installed",
         why=why,
-        next="look at pip's settings (pip config list); a Python that all packages have wheels for helps",
+        next="check pip's settings (pip config list), or use a Python for which all packages have wheels",
     )

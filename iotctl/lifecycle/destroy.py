@@ -1,19 +1,20 @@
-"""The end of a cluster: on every machine its agent, its service and its data."""
+"""Destroys a cluster: on every machine its agent, its service and its data."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from iotctl.errors import Partly, Unreachable
-from iotctl.fleet.deployment import CONFIG, Found, clear
+from iotctl.fleet.deployment import CONFIG, Found
 from iotctl.fleet.host import Host
+from iotctl.fleet.removal import clear
 from iotctl.lifecycle.machines import Machines, chosen, look, service
 from iotctl.lifecycle.node_settings import check_ours
 from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 
 class Doomed(msgspec.Struct, frozen=True):
-    """`there`: the machine holds this node, or a part of it. `error`: why nobody knows; "" else."""
+    """`there`: the machine holds this node, or a part of it. `error`: why that is unknown, else ""."""
 
     node: str
     host: str
@@ -24,8 +25,8 @@ class Doomed(msgspec.Struct, frozen=True):
 
 
 class Destroyed(msgspec.Struct, frozen=True):
-    """`destroyed`: the nodes that were there and are gone. `left`: by node, what else its directory holds.
-    `software`: directories that are kept, for other clusters may run from them."""
+    """`destroyed`: the nodes that were deleted. `left`: by node, the other files that remain in its
+    directory. `software`: directories that remain, since other clusters may run from them."""
 
     destroyed: list[str]
     left: dict[str, str]
@@ -33,10 +34,10 @@ class Destroyed(msgspec.Struct, frozen=True):
 
 
 def survey(source: ClusterSource, machines: Machines) -> list[Doomed]:
-    """What would be deleted; nothing is changed.
+    """What `destroy` would delete; nothing is changed.
 
     Raises:
-        RefusedProblem: a machine holds another cluster's node, or one that may not be read.
+        RefusedProblem: a machine holds another cluster's node, or a node that we may not read.
     """
     nodes = chosen(source, ())
     answers = machines.each(nodes, lambda node, host: look(source, node, host))
@@ -54,10 +55,10 @@ def _doomed(source: ClusterSource, node: NodeEntry, found: Found | Unreachable) 
 
 
 def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[Doomed]) -> Destroyed:
-    """Stop every agent first, so that none sees the others go; then delete. It may be repeated.
+    """Stop every agent first, so that none reports the others as failed; then delete. May be repeated.
 
     Raises:
-        Partly: a machine did not do it, or did not answer before; the others have.
+        Partly: a machine failed, or did not answer the survey; the others are destroyed.
     """
     names = {d.node for d in doomed if d.there}
     nodes = [n for n in source.file.nodes if n.name in names]
@@ -65,7 +66,7 @@ def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[Doomed])
 
     def end(node: NodeEntry, host: Host) -> None:
         found = look(source, node, host)
-        if found.running or found.unit or found.supervised:  # a deploy that was cut short begins no service
+        if found.running or found.unit or found.supervised:  # an interrupted deploy leaves no service
             service(source, node, host, found).remove()
 
     def delete(node: NodeEntry, host: Host) -> str:
@@ -79,7 +80,7 @@ def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[Doomed])
     gone = {n: a for n, a in deleted.items() if not isinstance(a, Unreachable)}
     if errors:
         raise Partly(
-            f"destroyed {', '.join(gone) or 'nothing'}; not {errors[0]}",
+            f"destroyed: {', '.join(gone) or 'no node'}; not destroyed: {errors[0]}",
             why="; ".join(errors[1:]),
             next=f"iotctl cluster destroy --confirm {source.name}",
         )

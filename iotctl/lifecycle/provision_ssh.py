@@ -1,4 +1,4 @@
-"""Newcomers and leavers on machines, over SSH; apart from `provision`, for what it imports takes its time."""
+"""Starts new nodes and stops removed nodes over SSH; apart from `provision` because its imports are slow."""
 
 import contextlib
 import time
@@ -8,8 +8,8 @@ import msgspec
 
 from iotctl.change.provision import Probe, Provisioner
 from iotctl.errors import InputProblem, IotctlError, RefusedProblem
-from iotctl.fleet.deployment import put_aside
 from iotctl.fleet.host import Host
+from iotctl.fleet.removal import put_aside
 from iotctl.fleet.service import Service
 from iotctl.lifecycle import deploy as deploying
 from iotctl.lifecycle.deploy import OnStep
@@ -20,7 +20,7 @@ from nodeagent.model.requests import NodeStatus
 
 
 class SshProvisioner(Provisioner):
-    """Agents on machines: a newcomer that does not answer is deployed first."""
+    """Agents on machines: a new node that does not answer is deployed first."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class SshProvisioner(Provisioner):
                 )
         if not host:
             raise InputProblem(
-                f"where does {step.node} run?",
-                why=f"{self._source.path} does not list it",
+                f"the address of {step.node} is unknown; nothing was changed",
+                why=f"{self._source.path} does not list {step.node}",
                 next=f"add it to {self._source.path.name}, or give --host",
             )
         return NodeEntry(
@@ -61,10 +61,10 @@ class SshProvisioner(Provisioner):
         )
 
     def start(self, entry: NodeEntry) -> bool:
-        """As `deploy` of this node alone, which joins.
+        """Deploy this node alone, as a node that joins, unless it answers.
 
         Raises:
-            Unreachable, RefusedProblem: it does not answer, and cannot be deployed from here.
+            Unreachable, RefusedProblem: it does not answer and cannot be deployed from here.
         """
         if isinstance(self._probe(entry, 0.0), NodeStatus):
             return False
@@ -75,12 +75,12 @@ class SshProvisioner(Provisioner):
             )
             if todo.plan.new_cluster or todo.plan.new_authority:
                 raise RefusedProblem(
-                    "no machine of this cluster was deployed by iotctl; nothing was changed",
+                    "this cluster was not deployed by iotctl; nothing was changed",
                     next=f"start the agent of {entry.name} with `join: true`",
                 )
             deploying.execute(source, todo, self._env, self._machines, self._on_step, now_ms=now_ms)
         except IotctlError as error:
-            at = f"{entry.name} does not answer at {entry.host}:{entry.port}, and cannot be deployed"
+            at = f"{entry.name} does not answer at {entry.host}:{entry.port} and cannot be deployed"
             raise type(error)(
                 f"{at}: {error.what}", why=error.why, next=error.next, where=error.where
             ) from None
@@ -93,15 +93,16 @@ class SshProvisioner(Provisioner):
         entry = next((n for n in self._source.file.nodes if n.name == name), None)
         if entry is None:
             return (
-                f"{name} has left; cluster.yaml does not say where its agent runs: stop and delete it there"
+                f"{name} was removed, but cluster.yaml does not list its machine: stop its agent and delete"
+                " its files there"
             )
         try:
             host, agent = self._agent(entry)
             agent.remove()
             aside = put_aside(host, agent.home)
-        except IotctlError as error:  # the removal itself is over
-            return f"{name} has left, but its agent could not be ended: {error.what}; the cluster ignores it"
-        return f"{name}: its agent has ended, its files are in {aside}" if aside else ""
+        except IotctlError as error:  # the node is removed from the cluster already
+            return f"{name} was removed, but its agent was not stopped: {error.what}; the cluster ignores it"
+        return f"{name}: its agent has stopped, its files are in {aside}" if aside else ""
 
     def last_words(self, entry: NodeEntry) -> str:
         with contextlib.suppress(IotctlError):
@@ -117,7 +118,7 @@ class SshProvisioner(Provisioner):
 
 
 def _listing(source: ClusterSource, entry: NodeEntry) -> ClusterSource:
-    """`source` with `entry` among its nodes, as it stands here."""
+    """`source` with `entry` among its nodes."""
     others = tuple(n for n in source.file.nodes if n.name != entry.name)
     file = msgspec.structs.replace(source.file, nodes=(*others, entry))
     return msgspec.structs.replace(source, file=file)

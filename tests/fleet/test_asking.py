@@ -17,7 +17,7 @@ from iotctl.fleet.asking import Answer, Question, ask
 from iotctl.fleet.host import Ran, ThisHost
 
 
-def test_each_script_finds_its_own_words_and_says_its_own_answers() -> None:
+def test_each_script_gets_its_own_arguments_and_gives_its_own_answers() -> None:
     """Words are never read by the shell; what one script sets, or reads, is not the next one's."""
     odd = "a 'b' $(touch x) \"c\""
     first = Question('mine=1; cat; for word in "$@"; do say word "$word"; done', (odd, "", "-n"))
@@ -29,18 +29,18 @@ def test_each_script_finds_its_own_words_and_says_its_own_answers() -> None:
     assert three.said == {"last": ["yes"]} and three.one("other") == "" and three.every("other") == ()
 
 
-def test_what_ends_early_is_no_answer() -> None:
+def test_a_script_that_ends_early_gives_no_answer() -> None:
     """Half of the facts would be taken for all of them."""
 
     class Cut(ThisHost):
         def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 1.0) -> Ran:
             return Ran(137, b"user=bob\nend=0\nuser=", b"Killed")
 
-    with pytest.raises(Unreachable, match="cannot be examined") as caught:
+    with pytest.raises(Unreachable, match="could not be examined") as caught:
         ask(Cut(), Question("", ()), Question("", ()))
     assert caught.value.why == "Killed"
     for broken in ("exit 3", "say a b; : ${nothing?}; say c d", "( say x y"):
-        with pytest.raises(Unreachable, match="cannot be examined"):
+        with pytest.raises(Unreachable, match="could not be examined"):
             ask(ThisHost(), Question("say fine yes", ()), Question(broken, ()))
 
 
@@ -49,7 +49,7 @@ def look(data: Path, *ports: int) -> facts.Facts:
     return facts.facts_of(answer, ThisHost(), agent=False)
 
 
-def test_a_machine_tells_what_it_has(tmp_path: Path) -> None:
+def test_a_machine_reports_its_facts(tmp_path: Path) -> None:
     """Of a directory that is not made yet, its disk is its parent's; a port is taken by who listens there."""
     with ExitStack() as opened:
         listen = [opened.enter_context(socket.create_server(("127.0.0.1", 0)))]
@@ -67,7 +67,7 @@ def test_a_machine_tells_what_it_has(tmp_path: Path) -> None:
     assert name.startswith("python3") and facts.version_of(version) > (3,)
 
 
-def test_software_that_is_there_tells_its_python(tmp_path: Path) -> None:
+def test_installed_software_reports_its_python(tmp_path: Path) -> None:
     """The one it runs from, if that is there still; whatever else is installed by now."""
     venv.create(tmp_path / "software", with_pip=False, symlinks=True)
     (tmp_path / "app").symlink_to(tmp_path / "software")
@@ -106,7 +106,7 @@ def heard(took_s: float, date: str) -> Answer:
     return Answer({"clock": [date]}, now - took_s, now)
 
 
-def test_a_clock_that_is_right_is_not_looked_at_again() -> None:
+def test_a_correct_clock_is_read_once() -> None:
     """One trip for each machine; its length is how well the clock is known."""
     host = Clock(0.0)
     found = facts.facts_of(heard(0.2, f"{time.time() - 0.2:.9f}"), host, agent=False)
@@ -115,7 +115,7 @@ def test_a_clock_that_is_right_is_not_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize(("took_s", "ahead_s"), [(0.1, 2.0), (0.1, -2.0), (3.0, 0.0)])
-def test_a_clock_that_may_be_off_is_looked_at_by_itself(took_s: float, ahead_s: float) -> None:
+def test_a_clock_that_may_be_off_is_read_again(took_s: float, ahead_s: float) -> None:
     """It is, or the machine was too slow to tell."""
     host = Clock(ahead_s)
     found = facts.facts_of(heard(took_s, f"{time.time() + ahead_s:.9f}"), host, agent=False)
@@ -123,7 +123,7 @@ def test_a_clock_that_may_be_off_is_looked_at_by_itself(took_s: float, ahead_s: 
     assert found.clock_ms == pytest.approx(ahead_s * 1e3, abs=20)
 
 
-def test_without_nanoseconds_half_a_second_is_open() -> None:
+def test_without_nanoseconds_the_clock_is_known_to_half_a_second() -> None:
     """Some `date` print %N as it stands."""
     found = facts.facts_of(heard(0.02, f"{int(time.time())}.%N"), Clock(0.0, nanoseconds=False), agent=False)
     assert 500 <= found.clock_error_ms < 520 and found.clock_ms is not None

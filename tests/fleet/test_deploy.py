@@ -43,7 +43,7 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
         yield made
 
 
-def test_a_dry_run_shows_everything_and_makes_nothing(plant: Plant) -> None:
+def test_a_dry_run_shows_all_changes_and_makes_none(plant: Plant) -> None:
     assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
     plan = plant.json("cluster", "deploy", "--dry-run")
     assert plan["new_cluster"] and plan["new_authority"]
@@ -57,7 +57,7 @@ def test_without_consent_nothing_is_deployed(plant: Plant) -> None:
     assert code == 5 and "--yes" in err and not (plant.directory / "nodes").exists()
 
 
-def test_an_authority_is_made_once(plant: Plant) -> None:
+def test_an_authority_is_created_once(plant: Plant) -> None:
     """For a cluster.yaml that somebody wrote; the first deploy makes it else."""
     share = plant.directory / "share"
     would = plant.json("cert", "init", "--dry-run")["would"]
@@ -77,7 +77,7 @@ def test_an_authority_is_made_once(plant: Plant) -> None:
     shutil.rmtree(share)
 
 
-def test_one_command_makes_a_healthy_cluster(plant: Plant) -> None:
+def test_one_command_deploys_a_healthy_cluster(plant: Plant) -> None:
     done = plant.json("cluster", "deploy", "--yes")
     assert done["changed"] == 3 and done["healthy"]
     status = plant.json("cluster", "status")
@@ -85,7 +85,7 @@ def test_one_command_makes_a_healthy_cluster(plant: Plant) -> None:
     assert all(n["reachable"] for n in status["nodes"])
 
 
-def test_the_heavier_node_heads_twice_the_slots(plant: Plant) -> None:
+def test_a_node_of_weight_two_owns_twice_the_slots(plant: Plant) -> None:
     ring = plant.json("cluster", "ring")["nodes"]
     assert {n["node"]: (n["weight"], n["slots"]) for n in ring} == {
         "node1": (1.0, 2500),
@@ -95,7 +95,7 @@ def test_the_heavier_node_heads_twice_the_slots(plant: Plant) -> None:
     assert plant.json("plan")["kind"] == "none"
 
 
-def test_secrets_are_for_their_owner_alone(plant: Plant) -> None:
+def test_only_the_owner_can_read_secrets(plant: Plant) -> None:
     keys = [plant.home(n) / "tls" / "node.key" for n in NODES]
     share = plant.directory / "share" / "iotctl" / "plant"
     keys += [share / "authority" / "ca.key", share / "operator" / "node.key"]
@@ -110,7 +110,7 @@ def test_a_second_deploy_changes_nothing(plant: Plant) -> None:
     assert plant.pids() == pids and plant.files() == files
 
 
-def test_an_agent_that_dies_comes_back(plant: Plant) -> None:
+def test_an_agent_that_dies_is_restarted(plant: Plant) -> None:
     old = plant.pid("node2")
     os.kill(old, signal.SIGKILL)
     _until(lambda: plant.pid("node2") not in (0, old))
@@ -134,12 +134,12 @@ def test_one_node_is_stopped_a_second_one_is_refused_and_start_brings_it_back(pl
     assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
 
 
-def test_the_last_words_of_an_agent_are_shown(plant: Plant) -> None:
+def test_the_end_of_an_agents_log_is_shown(plant: Plant) -> None:
     found = plant.json("cluster", "logs", "node1", "-n", "3")
     assert [n["node"] for n in found["nodes"]] == ["node1"] and len(found["nodes"][0]["lines"]) == 3
 
 
-def test_one_machine_that_is_gone_does_not_hide_the_words_of_the_others(plant: Plant) -> None:
+def test_an_unreachable_machine_does_not_hide_the_logs_of_the_others(plant: Plant) -> None:
     more = plant.directory / "more.yaml"
     gone = "  - {name: node4, host: 127.0.0.4, data_dir: /nowhere, ssh: {port: 1}}\n"
     more.write_text((plant.directory / "cluster.yaml").read_text() + gone)
@@ -166,7 +166,7 @@ def test_a_rolling_restart_loses_no_write(plant: Plant) -> None:
     assert not any(n.draining for n in _meta(plant).nodes)
 
 
-def test_upgrade_brings_a_version_node_by_node(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upgrade_installs_a_version_node_by_node(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     old, files = plant.pids(), plant.files()
     now = software()
     newer = msgspec.structs.replace(
@@ -185,7 +185,7 @@ def test_upgrade_brings_a_version_node_by_node(plant: Plant, monkeypatch: pytest
     assert plant.json("cluster", "upgrade")["restarted"] == []
 
 
-def test_machines_that_changed_since_the_plan_are_not_deployed_by_it(
+def test_a_plan_is_not_deployed_to_machines_that_changed_since(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan is made, shown and agreed to without the lock; another program may have had it meanwhile. An
@@ -216,7 +216,7 @@ def test_machines_that_changed_since_the_plan_are_not_deployed_by_it(
     assert plant.json("cluster", "deploy")["changed"] == 0
 
 
-def test_a_node_is_deployed_added_removed_and_its_agent_ended(plant: Plant) -> None:
+def test_a_node_is_deployed_added_and_removed_with_its_agent(plant: Plant) -> None:
     """Twice: what the first node of that name left is put aside and does not stand in the way."""
     path, others = plant.directory / "cluster.yaml", plant.pids()
     text = path.read_text()
@@ -236,7 +236,7 @@ def test_a_node_is_deployed_added_removed_and_its_agent_ended(plant: Plant) -> N
     assert plant.pids() == others and plant.json("cluster", "status")["healthy"]
 
 
-def test_a_newcomer_that_cannot_be_deployed_changes_nothing(plant: Plant) -> None:
+def test_a_new_node_that_cannot_be_deployed_changes_nothing(plant: Plant) -> None:
     path = plant.directory / "cluster.yaml"
     text = path.read_text()
     try:
@@ -248,7 +248,7 @@ def test_a_newcomer_that_cannot_be_deployed_changes_nothing(plant: Plant) -> Non
     assert not plant.json("cluster", "status")["operations"]
 
 
-def test_all_certificates_have_expired_and_one_command_heals_it(plant: Plant) -> None:
+def test_one_command_renews_certificates_that_have_all_expired(plant: Plant) -> None:
     """Agents and operator cannot speak to each other any more; SSH still can, and no data is touched."""
     share = plant.directory / "share" / "iotctl" / "plant"
     authority = identity.read_authority(share / "authority")
@@ -324,7 +324,7 @@ def data_of(plant: Plant) -> dict[str, str]:
     return {str(f): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
-def test_another_machine_makes_no_second_authority(plant: Plant, tmp_path: Path) -> None:
+def test_another_machine_creates_no_second_authority(plant: Plant, tmp_path: Path) -> None:
     """Its nodes would refuse whoever comes with it."""
     elsewhere = dataclasses.replace(plant, env=plant.env | {"XDG_DATA_HOME": str(tmp_path)})
     code, _, err = elsewhere.iotctl("cert", "init")
@@ -367,7 +367,7 @@ def test_without_the_authority_nothing_is_deployed(plant: Plant) -> None:
     assert code == 5 and "authority" in err and not (plant.directory / "nobody").exists()
 
 
-def test_a_machine_that_does_not_answer_ends_it_before_anything_is_changed(plant: Plant) -> None:
+def test_an_unreachable_machine_stops_the_deployment_before_any_change(plant: Plant) -> None:
     path = plant.directory / "cluster.yaml"
     text = path.read_text()
     first = yaml.safe_load(text)["nodes"][0]["ssh"]["port"]
@@ -382,7 +382,7 @@ def test_a_machine_that_does_not_answer_ends_it_before_anything_is_changed(plant
         path.write_text(text)
 
 
-def test_who_deploys_from_a_copy_of_the_authority_gets_a_certificate_too(plant: Plant) -> None:
+def test_an_operator_with_a_copy_of_the_authority_gets_a_certificate(plant: Plant) -> None:
     share = plant.directory / "second"
     kept = share / "iotctl" / "plant" / "authority"
     shutil.copytree(plant.directory / "share" / "iotctl" / "plant" / "authority", kept)
@@ -397,7 +397,7 @@ def test_the_whole_cluster_stops(plant: Plant) -> None:
     assert not list(plant.directory.glob("nodes/*/supervisor.pid"))
 
 
-def test_destroy_deletes_what_is_ours_and_asks_for_the_name(plant: Plant) -> None:
+def test_destroy_asks_for_the_name_and_deletes_only_our_files(plant: Plant) -> None:
     plant.json("cluster", "start", "node1")
     own = plant.home("node3") / "notes.txt"
     own.write_text("mine")
@@ -412,7 +412,9 @@ def test_destroy_deletes_what_is_ours_and_asks_for_the_name(plant: Plant) -> Non
     ]
     plant.hosts["node2"].stop()
     code, _, err = plant.iotctl("cluster", "destroy", "--confirm", "plant")
-    assert code == 6 and "destroyed node1, node3; not node2" in err and plant.home("node2").is_dir()
+    assert (
+        code == 6 and "destroyed: node1, node3; not destroyed: node2" in err and plant.home("node2").is_dir()
+    )
     assert plant.pid("node1") == 0 and not plant.home("node1").exists() and own.read_text() == "mine"
     plant.hosts["node2"].start()
     done = plant.json("cluster", "destroy", "--confirm", "plant")

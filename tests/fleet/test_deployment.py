@@ -16,8 +16,9 @@ import pytest
 
 import nodeagent
 from iotctl.errors import RefusedProblem, Unreachable
-from iotctl.fleet.deployment import Found, Wanted, changes, clear, link, machines, make_dirs, prune, put_aside
+from iotctl.fleet.deployment import Found, Wanted, changes, link, machines, make_dirs, prune
 from iotctl.fleet.host import Ran, ThisHost
+from iotctl.fleet.removal import clear, put_aside
 from iotctl.fleet.service import SUPERVISED, SYSTEMD, Service, kind_of
 from iotctl.fleet.upload import File
 from iotctl.fleet.wheelhouse import NEEDS, Platform, _canonical, _wheel, software
@@ -57,7 +58,7 @@ def kinds(wanted: Wanted = WANTED, **found: object) -> list[str]:
     return [c.what for c in changes(wanted, msgspec.structs.replace(DONE, **found))]
 
 
-def test_nothing_differs_nothing_changes() -> None:
+def test_without_a_difference_there_is_no_change() -> None:
     assert kinds() == []
 
 
@@ -76,12 +77,12 @@ def test_each_difference_is_one_change(found: dict[str, object], expected: list[
     assert kinds(WANTED, **found) == expected
 
 
-def test_a_unit_is_compared_where_systemd_keeps_the_agent() -> None:
+def test_a_unit_is_compared_if_systemd_runs_the_agent() -> None:
     wanted = msgspec.structs.replace(WANTED, service=SYSTEMD)
     assert kinds(wanted) == ["unit"] and kinds(wanted, unit=wanted.unit.encode()) == []
 
 
-def test_systemd_is_used_where_it_may_be_told() -> None:
+def test_systemd_is_used_if_we_may_control_it() -> None:
     assert kind_of(True, "root", False) == kind_of(True, "me", True) == SYSTEMD
     assert kind_of(True, "me", False) == kind_of(False, "root", True) == SUPERVISED
 
@@ -95,11 +96,11 @@ def test_systemd_is_used_where_it_may_be_told() -> None:
         ({"systemd": True}, SUPERVISED),
     ],
 )
-def test_an_agent_is_stopped_by_what_keeps_it_up_now(found: dict[str, object], kind: str) -> None:
+def test_an_agent_is_stopped_through_its_present_supervisor(found: dict[str, object], kind: str) -> None:
     assert msgspec.structs.replace(DONE, **found).kind == kind
 
 
-def test_what_may_not_be_read_is_not_taken_for_nothing(tmp_path: Path) -> None:
+def test_unreadable_files_are_not_taken_for_absent(tmp_path: Path) -> None:
     """A living node of another login would get new certificates, and lose its directory."""
     (tmp_path / "cluster.yaml").write_text(
         "apiVersion: iotctl/v1\ncluster: {name: plant}\nnodes:\n  - {name: node1, host: 10.0.0.1}\n"
@@ -111,11 +112,11 @@ def test_what_may_not_be_read_is_not_taken_for_nothing(tmp_path: Path) -> None:
             said = b"end=0\nuser=bob\nsudo=yes\nunreadable=/var/lib/nodeagent alice\nend=1\n"
             return Ran(0, said, b"")
 
-    with pytest.raises(RefusedProblem, match="belongs to alice, and bob may not read it"):
+    with pytest.raises(RefusedProblem, match="belongs to alice and bob may not read it"):
         look(source, source.file.nodes[0], Closed())
 
 
-def test_what_somebody_else_keeps_in_a_directory_stays_theirs(tmp_path: Path) -> None:
+def test_a_directory_with_files_of_another_user_is_refused(tmp_path: Path) -> None:
     """`install -d -o` would take it from a running agent."""
     me = getpass.getuser()
     wanted = msgspec.structs.replace(
@@ -130,13 +131,13 @@ def test_what_somebody_else_keeps_in_a_directory_stays_theirs(tmp_path: Path) ->
     assert "not empty" in caught.value.why and (tmp_path / "home").owner() == me
 
 
-def test_nodes_of_one_machine_share_one_installation() -> None:
+def test_nodes_on_one_machine_share_an_installation() -> None:
     wanted = {n: WANTED for n in ("a", "b", "c")}
     assert machines(wanted, {"a": "m1", "b": "m2", "c": "m1"}) == [["a", "c"], ["b"]]
     assert machines(wanted, {"a": "", "b": "", "c": ""}) == [["a"], ["b"], ["c"]]
 
 
-def test_files_of_a_node_that_left_are_put_aside_whole_also_after_an_interruption(tmp_path: Path) -> None:
+def test_files_of_a_removed_node_are_archived_completely_even_after_an_interruption(tmp_path: Path) -> None:
     """Each time to a place of their own; a directory without a node is left alone."""
     home = tmp_path / "home"
     home.mkdir()
@@ -178,7 +179,7 @@ def test_the_node_gets_every_package_it_imports() -> None:
     assert foreign == set(NEEDS)
 
 
-def test_the_wheel_is_the_code_and_pins_what_it_needs() -> None:
+def test_the_wheel_has_the_code_and_pins_its_dependencies() -> None:
     made = software()
     wheel = zipfile.ZipFile(io.BytesIO(_wheel(made)))
     assert wheel.read("nodeagent/cli.py") == (Path(nodeagent.__file__).parent / "cli.py").read_bytes()
@@ -201,7 +202,7 @@ def test_a_machine_with_an_older_libc_gets_wheels_for_it() -> None:
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_an_agent_that_has_just_begun_is_not_ended_by_the_news(tmp_path: Path, listens: bool) -> None:
+def test_a_reload_does_not_end_an_agent_that_has_just_started(tmp_path: Path, listens: bool) -> None:
     """SIGHUP ends a process that does not catch it; one that ends meanwhile reads the news at its start."""
     told = tmp_path / "told"
     late = f"trap 'touch {told}; exit' HUP; while :; do sleep 0.05; done" if listens else "exit"
@@ -238,7 +239,7 @@ def linked(home: Path, *places: Path) -> None:
         link(ThisHost(), str(home), str(place))
 
 
-def test_versions_that_nobody_runs_go_but_the_one_before(base: Path, tmp_path: Path) -> None:
+def test_unused_versions_are_deleted_except_the_last_one_used(base: Path, tmp_path: Path) -> None:
     """In the order in which they were linked, not installed: that one is the way back from a bad one."""
     good, bad, unused, now = (installed(base / v) for v in ("good", "bad", "unused", "now"))
     installed(base / "broken")
@@ -251,10 +252,10 @@ def test_versions_that_nobody_runs_go_but_the_one_before(base: Path, tmp_path: P
     assert {p.name for p in base.iterdir()} - {".lock"} == {"now", "good", "broken", "notes"}
     with pytest.raises(Unreachable, match="version") as caught:
         linked(tmp_path / "a", bad)
-    assert "not installed any more" in caught.value.why and (tmp_path / "a" / "app").resolve() == now
+    assert "no longer installed" in caught.value.why and (tmp_path / "a" / "app").resolve() == now
 
 
-def test_a_version_that_somebody_may_need_stays(base: Path, tmp_path: Path) -> None:
+def test_a_version_that_may_be_in_use_stays(base: Path, tmp_path: Path) -> None:
     """A node that is down, one that calls the place by another name, a disk that is away, a process."""
     now, down, named, away, runs, before = (
         installed(base / v) for v in ("now", "down", "named", "away", "runs", "before")
@@ -277,7 +278,7 @@ def test_a_version_that_somebody_may_need_stays(base: Path, tmp_path: Path) -> N
     assert all(p.is_dir() for p in (down, named, away, before))
 
 
-def test_clear_takes_what_is_ours_and_nothing_of_another_cluster(tmp_path: Path) -> None:
+def test_clear_deletes_our_files_and_none_of_another_cluster(tmp_path: Path) -> None:
     """Also from a disk that is linked in; what is left is named, and a repeat finds nothing more."""
     home, disk, version = tmp_path / "home", tmp_path / "disk", installed(tmp_path / "soft" / "1")
     home.mkdir()

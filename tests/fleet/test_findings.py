@@ -41,8 +41,8 @@ def test_every_machine_must_know_the_names_of_all_nodes() -> None:
         return [(f.severity, f.message) for f in told if f.code == "names"]
 
     assert of("10.0.0.1", "10.0.0.2") == []
-    assert of("", "10.0.0.2") == [("error", "does not know the name a")]
-    assert of("10.0.0.1", "") == [("warning", "does not know the name b")], "its machine may be gone"
+    assert of("", "10.0.0.2") == [("error", "cannot resolve the name a")]
+    assert of("10.0.0.1", "") == [("warning", "cannot resolve the name b")], "its machine may be lost"
     for loopback in ("127.0.1.1", "::1"):
         ((severity, message),) = of(loopback, "10.0.0.2")
         assert severity == "error" and loopback in message

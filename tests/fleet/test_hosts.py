@@ -46,7 +46,7 @@ def spec(directory: Path, *hosts: Sshd, ssh: str = "", **places: str) -> Path:
     return path
 
 
-def test_from_unknown_machines_to_checked_ones(start: Start, tmp_path: Path) -> None:
+def test_unknown_machines_are_trusted_and_checked(start: Start, tmp_path: Path) -> None:
     """The first evening: check says what to do, trust shows and keeps keys, check is content."""
     spec(tmp_path, start("a"), start("b", address="127.0.0.2"), start("c", address="127.0.0.3"))
     code, out, _ = iotctl(tmp_path, "cluster", "check")
@@ -75,7 +75,7 @@ def test_from_unknown_machines_to_checked_ones(start: Start, tmp_path: Path) -> 
     assert code == 0, checked["findings"]
 
 
-def test_two_nodes_in_one_place_and_a_taken_port_are_errors(start: Start, tmp_path: Path) -> None:
+def test_nodes_with_the_same_place_and_a_port_in_use_are_errors(start: Start, tmp_path: Path) -> None:
     a, b = start("a"), start("b", address="127.0.0.2")
     place = f"port: {a.port}, http_port: 29100, data_dir: /tmp/plant/x"
     spec(tmp_path, a, b, node1=place, node2=place)
@@ -100,7 +100,7 @@ def test_a_changed_key_is_refused_until_its_node_is_named(start: Start, tmp_path
     assert iotctl(tmp_path, "cluster", "check")[0] == 0
 
 
-def test_a_key_that_differs_from_the_operators_own_is_a_changed_one(start: Start, tmp_path: Path) -> None:
+def test_a_key_that_differs_from_the_operators_known_hosts_has_changed(start: Start, tmp_path: Path) -> None:
     """`trust`, which `check` advises, does not wave through what `check` refused."""
     a, b = start("a"), start("b", address="127.0.0.2")
     spec(tmp_path, a, b)
@@ -118,9 +118,7 @@ def test_a_key_that_differs_from_the_operators_own_is_a_changed_one(start: Start
     assert iotctl(tmp_path, "cluster", "check")[0] == 0  # it is in the cluster's file now
 
 
-def test_an_unreadable_configuration_and_a_key_that_is_not_there_are_input(
-    start: Start, tmp_path: Path
-) -> None:
+def test_an_unreadable_configuration_and_a_missing_key_are_input_errors(start: Start, tmp_path: Path) -> None:
     spec(tmp_path, start("a"))
     (tmp_path / "ssh_config").write_text("Nonsense yes\n")
     for verb in ("check", "trust"):
@@ -130,7 +128,7 @@ def test_an_unreadable_configuration_and_a_key_that_is_not_there_are_input(
     assert iotctl(tmp_path, "cluster", "check")[0] == 3
 
 
-def test_jump_hosts_behind_jump_hosts_are_trusted_from_outside_in(start: Start, tmp_path: Path) -> None:
+def test_nested_jump_hosts_are_trusted_outermost_first(start: Start, tmp_path: Path) -> None:
     outer, gate, inner = (
         start("outer"),
         start("gate", address="127.0.0.2"),
@@ -170,7 +168,7 @@ def test_a_machine_that_does_not_answer_does_not_hide_the_others(start: Start, t
     hosts = {h["node"]: h for h in json.loads(out)["hosts"]}
     assert code == 4 and hosts["node1"]["facts"] and "Connection refused" in hosts["node2"]["error"]
     code, _, err = iotctl(tmp_path, "cluster", "check", "node9")
-    assert code == 2 and "nodes are node1, node2" in err
+    assert code == 2 and "nodes of the file: node1, node2" in err
 
 
 def test_a_local_fleet_is_checked_without_ssh(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def file(tmp_path: Path, *lines: str) -> KnownHosts:
         ("*.plant,!bad.plant", "bad.plant", False),
     ],
 )
-def test_a_line_names_hosts_as_openssh_has_it(
+def test_patterns_of_a_line_match_as_in_openssh(
     hosts: str, host: str, is_named: bool, tmp_path: Path, keys: tuple[str, str]
 ) -> None:
     known = file(tmp_path, f"{hosts} ssh-ed25519 {keys[0]} a comment").of(host)
@@ -56,7 +56,7 @@ def test_hashed_names(tmp_path: Path, keys: tuple[str, str]) -> None:
     assert [k.blob for k in known.of("[a]:2222").keys] == [keys[1]]
 
 
-def test_an_odd_line_costs_that_line_alone(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_an_invalid_line_only_invalidates_itself(tmp_path: Path, keys: tuple[str, str]) -> None:
     known = file(tmp_path)
     known.path.write_bytes(
         b"# caf\xe9\n@cert-authority *.x ssh-ed25519 AAAA\na ssh-ed25519 AAA\na ssh-rsa "
@@ -70,7 +70,7 @@ def test_an_odd_line_costs_that_line_alone(tmp_path: Path, keys: tuple[str, str]
     assert b"# caf\xe9\n" in known.path.read_bytes() and known.of("b").keys and known.of("a").keys
 
 
-def test_the_first_file_that_names_a_host_counts_and_a_revoked_key_never(
+def test_the_first_file_that_lists_a_host_counts_and_a_revoked_key_never_does(
     tmp_path: Path, keys: tuple[str, str]
 ) -> None:
     mine = tmp_path / "mine"
@@ -81,7 +81,7 @@ def test_the_first_file_that_names_a_host_counts_and_a_revoked_key_never(
     assert [k.blob for k in known.keys] == [keys[1]] and not known.own
 
 
-def test_put_takes_a_name_out_of_a_list_and_leaves_the_rest(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_put_removes_a_name_from_a_list_and_leaves_the_rest(tmp_path: Path, keys: tuple[str, str]) -> None:
     known = file(tmp_path, "# ours", f"a,b ssh-ed25519 {keys[0]} note", f"a ssh-ed25519 {keys[0]}")
     known.put([HostKey("a", "ssh-ed25519", keys[1])])
     assert known.path.read_text().splitlines() == [

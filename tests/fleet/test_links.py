@@ -70,7 +70,7 @@ def cut_when(plant: Plant, node: str, there: Callable[[], object], *words: str) 
     return done[0][0], done[0][2]
 
 
-def test_a_deployment_is_cut_and_goes_on(plant: Plant) -> None:
+def test_a_deployment_continues_after_its_link_was_cut(plant: Plant) -> None:
     """While packages are installed, by the one machine that does it for all that share its directory."""
     assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
     assert plant.iotctl("cluster", "check")[0] == 0
@@ -85,7 +85,7 @@ def test_a_deployment_is_cut_and_goes_on(plant: Plant) -> None:
     assert plant.json("cluster", "deploy")["changed"] == 0 and plant.pids() == pids
 
 
-def test_a_newcomer_is_cut_off_and_comes_the_second_time(plant: Plant) -> None:
+def test_adding_a_node_succeeds_on_the_second_try_after_a_cut(plant: Plant) -> None:
     spec = plant.directory / "cluster.yaml"
     spec.write_text(spec.read_text() + plant.lines[SPARE] + "\n")
     assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
@@ -98,9 +98,7 @@ def test_a_newcomer_is_cut_off_and_comes_the_second_time(plant: Plant) -> None:
     assert plant.json("cluster", "status")["healthy"]
 
 
-def test_an_upgrade_is_cut_at_a_node_that_is_down_and_goes_on(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upgrade_cut_while_a_node_is_down_continues(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is left alone, and nobody is left draining."""
     now = software()
     newer = msgspec.structs.replace(

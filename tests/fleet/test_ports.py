@@ -24,7 +24,9 @@ def made(place: Path) -> Path:
     return place
 
 
-def test_ports_of_a_fleet_that_is_down_are_given_to_no_other(env: dict[str, str], tmp_path: Path) -> None:
+def test_ports_of_a_fleet_that_is_down_are_not_assigned_to_another(
+    env: dict[str, str], tmp_path: Path
+) -> None:
     """Nobody listens on any of them here; those of a directory that is gone are free again."""
     first, second, third = (made(tmp_path / name) for name in ("first", "second two", "third"))
     given = [*take_ports(4, first, env), *take_ports(4, second, env), *take_ports(2, third, env)]
@@ -33,17 +35,15 @@ def test_ports_of_a_fleet_that_is_down_are_given_to_no_other(env: dict[str, str]
     assert sorted(take_ports(4, third, env)) == sorted(given[4:8])
 
 
-def test_a_port_that_is_given_is_better_than_none(env: dict[str, str], tmp_path: Path) -> None:
+def test_an_assigned_port_without_a_listener_is_better_than_none(env: dict[str, str], tmp_path: Path) -> None:
     first, second = made(tmp_path / "first"), made(tmp_path / "second")
     given = take_ports(8, first, env)
     assert set(take_ports(4, second, env)) >= set(ports.PORTS) - set(given)
-    with pytest.raises(RefusedProblem, match="no 11 ports are free"):
+    with pytest.raises(RefusedProblem, match="fewer than 11 ports are free"):
         take_ports(11, second, env)
 
 
-def test_a_fleet_that_is_made_again_keeps_no_ports_of_its_earlier_life(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_recreated_fleet_releases_its_earlier_ports(env: dict[str, str], tmp_path: Path) -> None:
     """Else they would be used up by who makes and destroys one again and again."""
     first, second = made(tmp_path / "first"), made(tmp_path / "second")
     for _ in range(5):
@@ -51,7 +51,7 @@ def test_a_fleet_that_is_made_again_keeps_no_ports_of_its_earlier_life(
     assert not set(take_ports(6, second, env)) & set(mine)
 
 
-def test_a_full_disk_costs_no_other_fleet_its_ports(
+def test_a_full_disk_loses_no_other_fleets_ports(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = (made(tmp_path / name) for name in ("first", "second", "third"))
@@ -66,7 +66,7 @@ def test_a_full_disk_costs_no_other_fleet_its_ports(
     assert not set(take_ports(6, third, env)) & set(given)
 
 
-def test_ports_are_found_where_files_cannot_be_locked(
+def test_ports_are_assigned_without_file_locks(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*words: object) -> None:
@@ -77,13 +77,13 @@ def test_ports_are_found_where_files_cannot_be_locked(
 
 
 @pytest.mark.parametrize("text", [b"", b"x\n", b"31990\n", b"\xff\xfe\x00 /\n", b"99999999999 /\n31991"])
-def test_odd_lines_are_passed_over(env: dict[str, str], tmp_path: Path, text: bytes) -> None:
+def test_invalid_lines_are_ignored(env: dict[str, str], tmp_path: Path, text: bytes) -> None:
     kept = made(made(tmp_path / "state") / "iotctl") / "ports"
     kept.write_bytes(text)
     given = take_ports(3, tmp_path, env)
     assert {f"{port} {tmp_path}" for port in given} <= set(kept.read_text(errors="replace").splitlines())
 
 
-def test_ports_are_found_where_nothing_can_be_kept(env: dict[str, str], tmp_path: Path) -> None:
+def test_ports_are_assigned_without_a_writable_record(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     assert len(take_ports(3, tmp_path, env)) == 3

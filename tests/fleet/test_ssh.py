@@ -63,7 +63,7 @@ def test_a_command_runs_with_its_input_output_and_code(
     host.close()
 
 
-def test_a_connection_that_was_begun_ahead_is_taken_once(
+def test_a_prefetched_connection_is_taken_once(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
     """The second one is a new one; what nobody takes is closed."""
@@ -78,7 +78,7 @@ def test_a_connection_that_was_begun_ahead_is_taken_once(
     until(lambda: begun[other].fileno() == -1)
 
 
-def test_a_connection_that_was_begun_ahead_and_ended_is_made_anew(
+def test_a_prefetched_connection_that_ended_is_replaced(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
     """As by an sshd with too many of them; what cannot be begun is told when it is needed, as ever."""
@@ -121,7 +121,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_command_that_does_not_end_is_given_up(
+def test_a_command_that_does_not_end_times_out(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
     sshd = start()
@@ -151,7 +151,7 @@ def test_an_unknown_and_a_changed_host_key_stop_before_any_login(
     assert "Accepted" not in (tmp_path / "b" / "log").read_text()
 
 
-def test_the_clusters_own_file_is_believed_before_the_operators(
+def test_the_clusters_file_takes_precedence_over_the_operators(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
     """After `trust --replace` an old key in `~/.ssh/known_hosts` does not matter; alone it does."""
@@ -167,7 +167,7 @@ def test_the_clusters_own_file_is_believed_before_the_operators(
     connector.open(target(sshd)).close()
 
 
-def test_a_login_that_is_refused_says_so(
+def test_a_refused_login_is_reported(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
     sshd = start()
@@ -207,7 +207,7 @@ def test_fifty_connections_at_once_with_the_default_limits(
         host.close()
 
 
-def test_a_server_that_never_answers_a_command_is_given_up(connector: Connector, tmp_path: Path) -> None:
+def test_a_server_that_never_answers_a_command_times_out(connector: Connector, tmp_path: Path) -> None:
     class Silent(paramiko.ServerInterface):
         def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
             return AUTH_SUCCESSFUL
@@ -247,7 +247,7 @@ def test_a_server_that_never_answers_a_command_is_given_up(connector: Connector,
     listener.close()
 
 
-def test_a_gateway_that_refuses_is_asked_once_for_all_behind_it(
+def test_a_gateway_that_refuses_is_tried_once_for_all_hosts_behind_it(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
     gateway = start("gateway", options=("LogLevel VERBOSE",))
@@ -271,10 +271,10 @@ def test_a_gateway_that_refuses_is_asked_once_for_all_behind_it(
     assert log.count("Connection from") == 3, log  # is it up, which key has it, and one login
 
 
-def test_jump_hosts_in_a_circle_are_an_error(connector: Connector, tmp_path: Path) -> None:
+def test_a_cycle_of_jump_hosts_is_an_error(connector: Connector, tmp_path: Path) -> None:
     (tmp_path / "ssh_config").write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     for work in (connector.open, connector.gateways):
-        with pytest.raises(InputProblem, match="in a circle"):
+        with pytest.raises(InputProblem, match="form a cycle"):
             work(Target("node1", "a"))
 
 
@@ -303,12 +303,12 @@ def test_keys_with_a_passphrase_come_from_the_agent(
         os.kill(int(agent["SSH_AGENT_PID"]), signal.SIGTERM)
 
 
-def test_a_key_that_is_not_there_is_the_files_mistake(connector: Connector, tmp_path: Path) -> None:
-    with pytest.raises(InputProblem, match="absent is not there"):
+def test_a_missing_key_file_is_an_input_error(connector: Connector, tmp_path: Path) -> None:
+    with pytest.raises(InputProblem, match="absent does not exist"):
         connector.open(Target("node1", "127.0.0.1", key=str(tmp_path / "absent")))
 
 
-def test_a_connection_that_breaks_is_told(
+def test_a_lost_connection_is_reported(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
     sshd = start()

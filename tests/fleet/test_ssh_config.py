@@ -21,14 +21,14 @@ from iotctl.spec.hosts import host_problem, jump_problem, user_problem
         ("fe80::1", "", "fe80::1", 0),
     ],
 )
-def test_a_machine_and_how_it_is_reached(word: str, user: str, host: str, port: int) -> None:
+def test_a_word_gives_user_host_and_port(word: str, user: str, host: str, port: int) -> None:
     target = jump_target(word)
     assert (target.user, target.host, target.port) == (user, host, port)
 
 
 @pytest.mark.parametrize("word", ["ops@plant:ssh", "plant:0", "plant:65536", "plant:-1", "plant:²"])
-def test_what_is_no_port_is_said(word: str) -> None:
-    with pytest.raises(InputProblem, match="is no port"):
+def test_an_invalid_port_is_refused(word: str) -> None:
+    with pytest.raises(InputProblem, match="is not a port"):
         jump_target(word)
 
 
@@ -54,13 +54,13 @@ def test_names_and_addresses_are_hosts(host: str) -> None:
 
 
 @pytest.mark.parametrize("word", [*HOSTILE, "x" * 254, "fe80::1%$(id)", "a%eth0"])
-def test_what_a_shell_takes_for_more_than_a_name_is_no_host(word: str) -> None:
+def test_a_word_with_shell_syntax_is_not_a_host(word: str) -> None:
     assert host_problem(word)
 
 
 @pytest.mark.parametrize("word", HOSTILE)
 @pytest.mark.parametrize("has_ssh", [True, False])
-def test_no_command_of_the_configuration_gets_a_host_that_is_more_than_a_name(
+def test_commands_of_the_configuration_only_get_plain_host_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, has_ssh: bool
 ) -> None:
     """F15: `ProxyCommand … %h` and `Match exec` run a shell, with or without an `ssh` binary; so do user and
@@ -78,7 +78,7 @@ def test_no_command_of_the_configuration_gets_a_host_that_is_more_than_a_name(
     assert not ran.exists()
 
 
-def test_a_host_that_the_configuration_makes_of_it_is_checked_too(
+def test_a_host_from_the_configuration_is_checked_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -96,7 +96,9 @@ def test_a_host_that_the_configuration_makes_of_it_is_checked_too(
         ('host: a, ssh: {user: "-l"}', "{}", "5:"),
     ],
 )
-def test_cluster_yaml_names_the_place_of_such_a_word(tmp_path: Path, node: str, ssh: str, at: str) -> None:
+def test_an_invalid_host_in_cluster_yaml_is_reported_with_its_place(
+    tmp_path: Path, node: str, ssh: str, at: str
+) -> None:
     """F15: before anything connects."""
     path = tmp_path / "cluster.yaml"
     path.write_text(

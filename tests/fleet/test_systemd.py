@@ -77,7 +77,7 @@ def test_systemd_runs_there(plant: Plant) -> None:
 
 
 @pytest.mark.timeout(300)  # packages are fetched and installed
-def test_one_command_makes_units_and_a_healthy_cluster(plant: Plant) -> None:
+def test_one_command_deploys_units_and_a_healthy_cluster(plant: Plant) -> None:
     plan = plant.json("cluster", "deploy", "--dry-run")
     assert [c["what"] for c in plan["nodes"][0]["changes"]] == [
         "dirs",
@@ -113,7 +113,7 @@ def test_a_second_deploy_changes_nothing(plant: Plant) -> None:
     assert plant.pids() == pids and _written(plant) == files
 
 
-def test_systemd_starts_an_agent_again_that_dies(plant: Plant) -> None:
+def test_systemd_restarts_an_agent_that_dies(plant: Plant) -> None:
     old = plant.pid("node2")
     assert _show(plant, "node2", "NRestarts") == ["0"], _said(plant, "node2")
     os.kill(old, signal.SIGKILL)
@@ -122,7 +122,7 @@ def test_systemd_starts_an_agent_again_that_dies(plant: Plant) -> None:
     _healthy(plant)
 
 
-def test_the_last_words_of_an_agent_come_from_the_journal(plant: Plant) -> None:
+def test_the_end_of_an_agents_log_comes_from_the_journal(plant: Plant) -> None:
     (found,) = plant.json("cluster", "logs", "node1", "-n", "3")["nodes"]
     said = _machine(plant, "node1").run("journalctl", "--output=cat", "_COMM=nodeagent", "--no-pager")
     assert len(found["lines"]) == 3 and not (plant.home("node1") / "agent.log").exists()
@@ -146,7 +146,7 @@ def test_a_rolling_restart(plant: Plant) -> None:
     _healthy(plant)
 
 
-def test_an_edited_unit_is_mended(plant: Plant) -> None:
+def test_an_edited_unit_is_repaired(plant: Plant) -> None:
     """At once under an agent that is down, by `upgrade` under one that runs; systemd has read it."""
     units = {n: _unit_file(plant, n) for n in NODES}
     meant = {n: unit.read_text() for n, unit in units.items()}
@@ -169,7 +169,7 @@ def test_an_edited_unit_is_mended(plant: Plant) -> None:
         ]
 
 
-def test_a_running_agent_is_told_of_its_renewed_certificate(plant: Plant) -> None:
+def test_a_running_agent_loads_its_renewed_certificate(plant: Plant) -> None:
     pids, old = plant.pids(), _shown_certificate(plant, "node1")
     assert plant.json("cert", "renew", "--within", "3650d", "--yes")["changed"] == 4
     _until(lambda: _shown_certificate(plant, "node1") != old)
@@ -179,7 +179,7 @@ def test_a_running_agent_is_told_of_its_renewed_certificate(plant: Plant) -> Non
     _healthy(plant)
 
 
-def test_all_stop_also_with_a_node_that_was_never_deployed(plant: Plant) -> None:
+def test_all_stop_even_if_a_node_was_never_deployed(plant: Plant) -> None:
     """It is in cluster.yaml, and its machine has no unit of it."""
     path = plant.directory / "cluster.yaml"
     text = path.read_text()
@@ -241,14 +241,14 @@ def test_a_user_with_sudo_renews_stops_and_starts(ops: Plant) -> None:
     _healthy(ops)
 
 
-def test_a_unit_is_not_stopped_by_whom_sudo_asks_for_a_password(ops: Plant) -> None:
+def test_a_user_who_needs_a_sudo_password_cannot_stop_a_unit(ops: Plant) -> None:
     pid = ops.pid("node1")
     _sudoers(ops, ASKED)
     try:
         code, _, err = ops.iotctl("cluster", "stop", "--yes")
     finally:
         _sudoers(ops, FREE)
-    assert code == 4 and "node1: its agent did not stop" in err and ops.pid("node1") == pid, err
+    assert code == 4 and "node1: the agent did not stop" in err and ops.pid("node1") == pid, err
 
 
 def test_a_user_with_sudo_destroys(ops: Plant) -> None:
@@ -256,7 +256,7 @@ def test_a_user_with_sudo_destroys(ops: Plant) -> None:
     assert ops.pid("node1") == 0 and _machine(ops).units() == []
 
 
-def test_a_user_whom_sudo_asks_for_a_password_has_a_supervisor(ops: Plant) -> None:
+def test_a_user_who_needs_a_sudo_password_gets_a_supervisor(ops: Plant) -> None:
     """In directories that somebody made for it; without them nothing is done."""
     _sudoers(ops, ASKED)
     home = ops.home("node1")
