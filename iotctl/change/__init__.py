@@ -1,4 +1,4 @@
-"""What the meta group carries out: nodes come and go, slots move, lost groups are recovered.
+"""Changes that the meta group carries out: adding and removing nodes, migrating slots, force recovery.
 
-Nothing here prints or asks a person: progress goes through a callback, results are structs.
+Nothing here prints or prompts the operator: progress goes to callbacks, results are structs.
 """

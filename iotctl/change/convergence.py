@@ -1,4 +1,4 @@
-"""From the cluster there is to the one that cluster.yaml describes."""
+"""Plans that bring the cluster to the state that cluster.yaml describes."""
 
 from collections.abc import Iterator
 
@@ -15,10 +15,12 @@ from nodeagent.model.requests import MetaView
 def spec_plan(
     cluster: Cluster, source: ClusterSource, *, allow_remove: bool, accept_layout: bool = False
 ) -> tuple[Plan, list[str]]:
-    """The plan that leads to cluster.yaml, and the nodes it leaves because the file does not list them.
+    """The plan that brings the cluster to cluster.yaml.
+
+    Returns: the plan, and the nodes it does not remove although the file does not list them.
 
     Raises:
-        Unreachable: nobody tells the partition table.
+        Unreachable: no agent returned the partition table.
     """
     facts, view = plan_facts(cluster, source)
     comes = [n for n in source.node_names if n not in view.ring]
@@ -29,7 +31,7 @@ def spec_plan(
 
 
 def differences(source: ClusterSource, view: MetaView) -> Iterator[Difference]:
-    """What a node or a cluster was made with and keeps, where cluster.yaml says something else."""
+    """Settings fixed when a cluster or node was created that differ from cluster.yaml."""
     wanted, section = source.settings(), ClusterSection.__struct_fields__
     for key in wanted.__struct_fields__:
         present, listed = getattr(view.settings, key), getattr(wanted, key)

@@ -1,22 +1,20 @@
-"""Keep a node from leading groups, before work on it; its slots stay where they are."""
-
-import time
-from collections.abc import Callable
+"""Drain a node before work on it: it leads no group; its slots stay where they are."""
 
 import msgspec
 
 from iotctl.errors import Partly
 from iotctl.observe.cluster import STATUS_TIMEOUT_S, Cluster
+from iotctl.observe.timing import REAL_TIME, Timing
 from nodeagent.model.errors import NotFound
 from nodeagent.model.requests import Drain, NodeStatus
 
 POLL_S = 0.2
 WAIT_S = 15.0
-"""Leadership moves within a second where another voter is caught up."""
+"""Leadership transfers within a second if another voter is caught up."""
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """`leads` are the groups the node still leads; None when it does not answer."""
+    """`leads` are the groups the node still leads; None if the node does not answer."""
 
     node: str
     draining: bool
@@ -32,39 +30,38 @@ def set_draining(
     lock: int = 0,
     for_restart: bool = False,
     timeout_s: float | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    timing: Timing = REAL_TIME,
 ) -> Drained:
-    """Record it in the meta group; a drain then waits until the node leads nothing.
+    """Record the drain or its end in the meta group; a drain then waits until the node leads no group.
 
     Args:
-        lock: serial of the cluster's lock that the caller works under.
+        lock: serial of the cluster lock that the caller holds.
         for_restart: as in `NodeRecord`.
 
     Raises:
-        NodeAgentError: no such node, the meta group does not answer, or the lock is lost.
-        Partly: the node still leads groups at the end of the time.
+        NodeAgentError: there is no such node, the meta group does not answer, or the lock was lost.
+        Partly: the node still leads groups when the timeout expires.
     """
     cluster.call_meta(Drain(node, draining, by, lock, for_restart))
-    deadline = clock() + (WAIT_S if timeout_s is None else timeout_s)
+    deadline = timing.clock() + (WAIT_S if timeout_s is None else timeout_s)
     while True:
         leads = _led_by(cluster, node)
         if not draining or not leads:
             return Drained(node, draining, leads)
-        if clock() >= deadline:
+        if timing.clock() >= deadline:
             raise Partly(
-                f"{node} is draining and still leads {', '.join(leads)}",
-                why="no other voter of these groups is up, caught up and not draining itself",
+                f"{node} is draining but still leads {', '.join(leads)}",
+                why="these groups have no other voter that is up, caught up and not draining",
                 next="iotctl cluster status",
             )
-        sleep(POLL_S)
+        timing.sleep(POLL_S)
 
 
 def would_drain(cluster: Cluster, node: str, draining: bool) -> list[str]:
-    """What `set_draining` would change, one line each.
+    """The changes that `set_draining` would make, one line each.
 
     Raises:
-        NodeAgentError: no such node, or the meta group does not answer.
+        NodeAgentError: there is no such node, or the meta group does not answer.
     """
     record = next((n for n in cluster.meta(strong=True).nodes if n.node == node), None)
     if record is None:
@@ -72,9 +69,10 @@ def would_drain(cluster: Cluster, node: str, draining: bool) -> list[str]:
     if record.draining == draining:
         return []
     if not draining:
-        return [f"let {node} lead again"]
+        return [f"allow {node} to lead groups"]
     leads = _led_by(cluster, node)
-    return [f"keep {node} from leading", *([f"hand over {', '.join(leads)}"] if leads else [])]
+    transfer = [f"transfer the leadership of {', '.join(leads)}"] if leads else []
+    return [f"prevent {node} from leading groups", *transfer]
 
 
 def _led_by(cluster: Cluster, node: str) -> list[str] | None:

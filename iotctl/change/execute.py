@@ -1,12 +1,13 @@
-"""Add and remove nodes, move slots: from a plan to operations in the meta group, one change at a time.
+"""Execute a plan: begin its steps as operations in the meta group, one change at a time.
 
-The plan that was shown is the plan that is executed: each step carries its slots and ring place, and the
-table version it was made for. Once the meta group has the operation, the agents finish it by themselves;
-waiting here only watches.
+The executed plan is the plan that was shown: each step carries its slots and ring position, and the plan the
+table version it was made for. Once the meta group has recorded an operation, the agents complete it; waiting
+here only observes it.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,23 +37,19 @@ from nodeagent.model.requests import BeginChange, NodeStatus
 from nodeagent.partition.change import Change
 from nodeagent.partition.ranges import union
 
-START_TIMEOUT_S = 30.0
 SILENT_MS = 10 * RaftSettings().election_timeout_ms
-"""A node that some agent heard from within this is not dead."""
+"""A node that any agent heard from within this time is not dead."""
 
-POLL_S = 0.1
 KINDS = {"add": "add-node", "remove": "remove-node", "replace": "replace-node", "move": "rebalance"}
-"""Of a plan's step: what the operation is called."""
+"""Maps the kind of a plan's step to the kind of the operation."""
 
 OnNote = Callable[[str], None]
 Locked = Callable[[str], AbstractContextManager[None]]
-"""Holds the cluster's lock, for what it says, while the block runs."""
-
-Probe = Callable[[NodeEntry], NodeStatus]
+"""Holds the cluster lock, for the stated purpose, while the block runs."""
 
 
 class Executed(msgspec.Struct, frozen=True):
-    """`operations` in the order they were begun; `state` is that of the last one. `nodes` come or leave."""
+    """`operations` in the order they began; `state` is that of the last one. `nodes` joined or left."""
 
     operations: list[str]
     state: str
@@ -60,7 +57,7 @@ class Executed(msgspec.Struct, frozen=True):
 
 
 class ChangeRequest(msgspec.Struct, frozen=True):
-    """How to execute a plan. `wait_s` None waits without end."""
+    """How to execute a plan. With `wait_s` None, the wait has no limit."""
 
     by: str
     options: Options = Options()
@@ -69,6 +66,19 @@ class ChangeRequest(msgspec.Struct, frozen=True):
     write_spec: bool = True
     host: str = ""
     port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLock:
+    """The cluster lock as a change uses it.
+
+    `hold`: held until the last change has begun: the agents then complete it, and other work may begin.
+    `check`: called before each change begins; returns the lock's serial. Raises `RefusedProblem` if the lock
+    was lost.
+    """
+
+    hold: Locked = lambda what: nullcontext()
+    check: Callable[[], int] = lambda: 0
 
 
 def execute(
@@ -80,97 +90,112 @@ def execute(
     provisioner: Provisioner,
     on_note: OnNote,
     on_update: OnOperation,
-    locked: Locked = lambda what: nullcontext(),
-    check: Callable[[], int] = lambda: 0,
+    lock: ClusterLock = ClusterLock(),
 ) -> Executed:
-    """Begin every step of `plan`, each after the one before it is over.
+    """Begin every step of `plan`, each after the previous one has ended.
 
     Args:
-        connected: the client; asked for under the lock, for taking it may have closed the one before.
-        locked: held until the last change is begun: from then on the agents do it, and other work may begin.
-        check: called before each change is begun; the lock's serial. Raises `RefusedProblem` when it is not
-            ours any more.
+        connected: returns the client. Called under the lock, since taking the lock may have closed an
+            earlier client.
 
     Raises:
         RefusedProblem: the plan is stale or was refused.
-        UsageProblem: several steps without waiting.
-        Partly: the wait ended first.
+        UsageProblem: the plan has several steps and `request` does not wait.
+        Partly: the timeout expired before an operation ended.
     """
     if len(plan.steps) > 1 and not request.wait:
         raise UsageProblem(
-            "several nodes are changed one after the other", next="leave --no-wait out, or name one node"
+            "several nodes are changed one after the other; nothing was changed",
+            next="omit --no-wait, or name one node",
         )
-    begun: list[str] = []
-    state = "running"
-    named = [n for s in plan.steps for n in (s.replaces, s.node) if n]
-    with ExitStack() as held:
-        held.enter_context(locked(of_plan(" ".join([plan.kind, *named]), plan)))
-        cluster = connected()
-        view = cluster.meta(strong=True)
-        check_fresh(plan, view.table_version, spec_hash(source))
-        changes = changes_of(plan, table_of(view))
-        version = view.table_version
-        for i, (step, change) in enumerate(zip(plan.steps, changes, strict=True)):
-            leaves = {"remove": step.node, "replace": step.replaces}.get(step.kind)
-            last = i == len(plan.steps) - 1
-            operation = _begun(cluster, source, step, change, version, request, provisioner, on_note, check)
-            begun.append(operation.id)
-            if last:
-                try:
-                    held.close()
-                except Partly as error:  # lost meanwhile; the change is begun, and that is what it was for
-                    on_note(f"{error.what}; {error.next}")
-            if not request.wait:
-                if leaves is not None:
-                    on_note(f"{leaves} stays in {source.path.name} until the removal is over and waited for")
-                continue
-            operation = _wait(cluster, operation, request, on_update, final=last)
-            state = operation.state()
-            if state == "cancelled":
-                raise RefusedProblem(
-                    f"operation {operation.id} was cancelled",
-                    why=operation.last_error,
-                    next=f"iotctl ops show {operation.id}",
-                )
-            if leaves is not None and state == "done":
-                _removed(source, provisioner, leaves, request, on_note)
-            version = cluster.meta(strong=True).table_version
-    return Executed(begun, state, [s.node for s in plan.steps if s.node])
+    execution = _Execution(source, request, provisioner, on_note, on_update, lock)
+    return execution.run(connected, plan)
 
 
-def _begun(
-    cluster: Cluster,
-    source: ClusterSource,
-    step: Step,
-    change: Change,
-    version: int,
-    request: ChangeRequest,
-    provisioner: Provisioner,
-    on_note: OnNote,
-    check: Callable[[], int],
-) -> Operation:
-    lock = check()
-    entry = None
-    if step.kind in ("add", "replace"):
-        _check_idle(cluster)
-        entry = provisioner.place(step, request.host, request.port)
-        with started(provisioner, entry) as starting:
-            status = provisioner.status(entry)
-            begin = _begin(step, change, request, version, entry, status, check())
-            starting.asked = True
-            operation = cluster.begin_change(begin)
-    else:
-        operation = cluster.begin_change(_begin(step, change, request, version, None, None, lock))
-    on_note(f"operation {operation.id}: {operation.title}")
-    if entry:
-        _spec_edit(source, partial(_with, entry=entry), request, on_note)
-    return operation
+@dataclass(frozen=True, slots=True)
+class _Execution:
+    """One execution of a plan."""
+
+    source: ClusterSource
+    request: ChangeRequest
+    provisioner: Provisioner
+    on_note: OnNote
+    on_update: OnOperation
+    lock: ClusterLock
+
+    def run(self, connected: Callable[[], Cluster], plan: Plan) -> Executed:
+        begun: list[str] = []
+        state = "running"
+        named = [n for s in plan.steps for n in (s.replaces, s.node) if n]
+        with ExitStack() as held:
+            held.enter_context(self.lock.hold(of_plan(" ".join([plan.kind, *named]), plan)))
+            cluster = connected()
+            view = cluster.meta(strong=True)
+            check_fresh(plan, view.table_version, spec_hash(self.source))
+            changes = changes_of(plan, table_of(view))
+            version = view.table_version
+            for i, (step, change) in enumerate(zip(plan.steps, changes, strict=True)):
+                last = i == len(plan.steps) - 1
+                operation = self._begin(cluster, step, change, version)
+                begun.append(operation.id)
+                if last:
+                    try:
+                        held.close()
+                    except Partly as error:  # the lock was lost, but it was only needed to begin the change
+                        self.on_note(f"{error.what}; {error.next}")
+                leaves = {"remove": step.node, "replace": step.replaces}.get(step.kind)
+                if self.request.wait:
+                    state = self._await(cluster, operation, leaves, last=last)
+                    version = cluster.meta(strong=True).table_version
+                elif leaves is not None:
+                    self.on_note(
+                        f"{leaves} stays in {self.source.path.name}: run iotctl ops wait {operation.id} to"
+                        " complete its removal"
+                    )
+        return Executed(begun, state, [s.node for s in plan.steps if s.node])
+
+    def _begin(self, cluster: Cluster, step: Step, change: Change, version: int) -> Operation:
+        lock = self.lock.check()
+        entry = None
+        if step.kind in ("add", "replace"):
+            _check_idle(cluster)
+            entry = self.provisioner.place(step, self.request.host, self.request.port)
+            with started(self.provisioner, entry) as starting:
+                status = self.provisioner.status(entry)
+                begin = _begin(step, change, self.request, version, entry, status, self.lock.check())
+                starting.asked = True
+                operation = cluster.begin_change(begin)
+        else:
+            operation = cluster.begin_change(_begin(step, change, self.request, version, None, None, lock))
+        self.on_note(f"operation {operation.id}: {operation.title}")
+        if entry:
+            _spec_edit(self.source, partial(_with, entry=entry), self.request, self.on_note)
+        return operation
+
+    def _await(self, cluster: Cluster, operation: Operation, leaves: str | None, *, last: bool) -> str:
+        """Wait for the operation and complete a removal; returns the operation's state.
+
+        Raises:
+            RefusedProblem: the operation was cancelled.
+            Partly: the timeout expired first.
+        """
+        operation = _wait(cluster, operation, self.request, self.on_update, final=last)
+        state = operation.state()
+        if state == "cancelled":
+            raise RefusedProblem(
+                f"operation {operation.id} was cancelled",
+                why=operation.last_error,
+                next=f"iotctl ops show {operation.id}",
+            )
+        if leaves is not None and state == "done":
+            _removed(self.source, self.provisioner, leaves, self.request, self.on_note)
+        return state
 
 
 def _wait(
     cluster: Cluster, operation: Operation, request: ChangeRequest, on_update: OnOperation, *, final: bool
 ) -> Operation:
-    """To the end, or to the wait the operator asked for (which only the last step may stop at)."""
+    """Wait for the end of the operation, or for the hold the operator requested (last step only)."""
     until = ["done", "cancelled"]
     if final and operation.options.no_migrate:
         until.append("waiting_migrate")
@@ -216,7 +241,7 @@ def _begin(
 
 
 def _check_idle(cluster: Cluster) -> None:
-    """Raise `BusyProblem` while another change is open: before a newcomer is started for nothing."""
+    """Raise `BusyProblem` if another change is open, before a new node is started in vain."""
     for operation in open_operations(cluster.meta(strong=True)):
         waits = blocked_on(operation)
         raise BusyProblem(
@@ -233,9 +258,9 @@ def finish_removal(
     operation: Operation,
     on_note: OnNote,
 ) -> None:
-    """What is left to do here once a removal is over, whoever waited for it: `cluster.yaml` and the agent.
+    """Complete a removal that has ended: stop the agent and remove the node from `cluster.yaml`.
 
-    Nothing for any other operation, for a node that has come back since, and when it was done already.
+    Does nothing for any other operation, for a node that has rejoined since, or if it was done already.
     """
     node = operation.leaving
     if node is None or operation.stage is not Stage.DONE or node not in load_cluster(source.path).node_names:
@@ -247,7 +272,7 @@ def finish_removal(
 def forget_node(
     source: ClusterSource, provisioner: Provisioner, node: str, on_note: OnNote, *, write_spec: bool
 ) -> None:
-    """As `finish_removal`, of a node that the cluster does not know any more, whichever way it went."""
+    """As `finish_removal`, for a node that the cluster no longer knows, however it left."""
     if node in load_cluster(source.path).node_names:
         _removed(source, provisioner, node, ChangeRequest("", write_spec=write_spec), on_note)
 
@@ -255,7 +280,7 @@ def forget_node(
 def _removed(
     source: ClusterSource, provisioner: Provisioner, node: str, request: ChangeRequest, on_note: OnNote
 ) -> None:
-    # Its agent first: after a Ctrl-C nobody looks for one that the file does not name.
+    # The agent first: once the file does not list the node, nothing would stop its agent after a Ctrl-C.
     said = provisioner.retire(node)
     if said:
         on_note(said)
@@ -263,7 +288,7 @@ def _removed(
 
 
 def _with(text: str, entry: NodeEntry) -> str:
-    """`text` listing `entry`; unchanged when it does already."""
+    """`text` with `entry` among its nodes; unchanged if it is listed already."""
     import yaml
 
     known = [n.get("name") for n in yaml.safe_load(text).get("nodes", [])]
@@ -273,7 +298,7 @@ def _with(text: str, entry: NodeEntry) -> str:
 def _spec_edit(
     source: ClusterSource, change: Callable[[str], str], request: ChangeRequest, on_note: OnNote
 ) -> None:
-    """Make the edit, or only show it when the operator wants the file left alone."""
+    """Edit the file, or only show the edit if the operator asked to leave the file alone."""
     if request.write_spec:
         on_note(update_spec(source.path, change))
     else:
@@ -281,7 +306,7 @@ def _spec_edit(
 
 
 def update_spec(path: Path, change: Callable[[str], str]) -> str:
-    """Rewrite `path` by `change`, atomically; returns the diff ("" when nothing changed)."""
+    """Rewrite `path` by `change`, atomically; returns the diff ("" if nothing changed)."""
     old = path.read_text(encoding="utf-8")
     new = change(old)
     if new == old:
@@ -296,17 +321,18 @@ def update_spec(path: Path, change: Callable[[str], str]) -> str:
 def check_silent(
     statuses: Mapping[str, NodeStatus | NodeAgentError], name: str, incarnation: str = ""
 ) -> None:
-    """Refuse to call a node dead that answers, or that any agent heard from lately.
+    """Check that a node is dead: it does not answer and no agent heard from it recently.
 
     Args:
-        incarnation: the member's. Another that answers under its name is not it: its disk was wiped.
+        incarnation: the member's. An agent that answers with another incarnation is not the member: its
+            disk was wiped.
 
     Raises:
-        RefusedProblem: names who heard it and when.
+        RefusedProblem: the node answers, or an agent heard from it; says which agent and when.
     """
     answer = statuses.get(name)
     if isinstance(answer, NodeStatus) and incarnation in ("", answer.incarnation):
-        raise RefusedProblem(f"{name} is not dead: it answers", next="leave --dead out")
+        raise RefusedProblem(f"{name} is not dead: it answers; nothing was changed", next="omit --dead")
     heard = {
         s.node: s.heard_ms[name]
         for s in statuses.values()
@@ -315,13 +341,13 @@ def check_silent(
     last = min(heard, key=heard.__getitem__, default=None)
     if last is not None and heard[last] < SILENT_MS:
         raise RefusedProblem(
-            f"{name} is not dead: {last} heard from it {heard[last]} ms ago",
-            next=f"repeat when it has been silent for {SILENT_MS // 1000} s, or leave --dead out",
+            f"{name} is not dead: {last} heard from it {heard[last]} ms ago; nothing was changed",
+            next=f"retry once it has been silent for {SILENT_MS // 1000} s, or omit --dead",
         )
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise what a refused plan means for the operator."""
+    """Raise `RefusedProblem` with the plan's refusals, if it has any."""
     if plan.refusals:
         first, *rest = plan.refusals
         raise RefusedProblem(first.reason, why="; ".join(r.reason for r in rest), next=first.next)

@@ -1,4 +1,4 @@
-"""The cluster's feature level, and raising it when an upgrade is over (`nodeagent.model.features`)."""
+"""The cluster's feature level, and raising it after an upgrade (`nodeagent.model.features`)."""
 
 import time
 from collections.abc import Callable
@@ -15,8 +15,8 @@ WAIT_S = 30
 
 
 class FeatureLevel(msgspec.Struct, frozen=True):
-    """`possible` is the highest level that every node speaks. `nodes`: the highest of each; null if it does
-    not answer."""
+    """`possible` is the highest level that every node supports. `nodes`: the highest level of each node; null
+    if it does not answer."""
 
     level: int
     possible: int
@@ -24,7 +24,7 @@ class FeatureLevel(msgspec.Struct, frozen=True):
 
 
 def feature_level(status: ClusterStatus) -> FeatureLevel:
-    """Raises `RefusedProblem` when some nodes could go further and others cannot, or do not answer."""
+    """Raises `RefusedProblem` if some nodes support a higher level that others do not, or do not answer."""
     nodes = {n.id: n.feature_level for n in status.nodes if n.state != DEAD}
     found = FeatureLevel(status.feature_level, status.feature_level_possible, nodes)
     highest = max((level for level in found.nodes.values() if level is not None), default=0)
@@ -34,12 +34,12 @@ def feature_level(status: ClusterStatus) -> FeatureLevel:
     behind = [n for n, level in found.nodes.items() if level is not None and level < highest]
     if silent:
         raise RefusedProblem(
-            f"the feature level stays at {found.level}: {', '.join(silent)} cannot be asked",
-            why="a node that is down may be of the release before",
+            f"the feature level stays at {found.level}: {', '.join(silent)} did not answer",
+            why="a node that is down may still have the earlier release",
             next="iotctl cluster status",
         )
     raise RefusedProblem(
-        f"the feature level stays at {found.level}: {', '.join(behind)} cannot go to {highest}",
+        f"the feature level stays at {found.level}: {', '.join(behind)} does not support {highest}",
         why="these nodes run an earlier release",
         next=f"iotctl cluster upgrade {' '.join(behind)}",
     )
@@ -58,23 +58,23 @@ def await_level(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until every node that answers has learnt that the cluster is at `level`.
+    """Wait until every node that answers has applied that the cluster is at `level`.
 
     Raises:
-        Partly: some have not in `WAIT_S`.
+        Partly: some nodes have not within `WAIT_S`.
     """
     deadline = clock() + WAIT_S
     while behind := _behind(cluster, level):
         if clock() >= deadline:
             raise Partly(
-                f"the feature level is {level}, but {', '.join(behind)} did not learn of it in {WAIT_S} s",
-                why="until it has, install no other release there",
+                f"the feature level is {level}, but {', '.join(behind)} did not apply it within {WAIT_S} s",
+                why="do not install another release on these nodes until they have",
                 next="iotctl cluster finalize-upgrade",
             )
         sleep(POLL_S)
 
 
 def _behind(cluster: Cluster, level: int) -> list[str]:
-    """Nodes that answer and do not know that the cluster is at `level`."""
+    """Nodes that answer but have not applied that the cluster is at `level`."""
     found = cluster.statuses()
     return sorted(n for n, s in found.items() if isinstance(s, NodeStatus) and s.level < level)

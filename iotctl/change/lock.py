@@ -1,4 +1,4 @@
-"""The cluster's lock: one operator's program at a time changes a cluster and its machines."""
+"""The cluster lock: only one operator command at a time changes a cluster and its machines."""
 
 import hashlib
 import os
@@ -37,8 +37,8 @@ class Asks(Protocol):
 
 
 class HeldLock:
-    """Held from `__enter__` to `__exit__`, renewed meanwhile. A program that is killed holds it for
-    `TTL_MS` more, or until `iotctl ops unlock`."""
+    """The lock, held and renewed from `__enter__` to `__exit__`. If the process is killed, the lock stays
+    held for another `TTL_MS`, or until `iotctl ops unlock`."""
 
     def __init__(self, cluster: Asks, what: str, by: str, now_ms: int) -> None:
         self._cluster = cluster
@@ -49,15 +49,15 @@ class HeldLock:
         self._renewal = Renewal(lambda: self._take(self.serial), TTL_MS, "lock", is_lost)
         self.serial = 0
         self.outcome = "done"
-        """Goes to the audit log when it is given up."""
+        """Written to the audit log when the lock is released."""
 
     @property
     def lost(self) -> str:
-        """Why it is not ours any more, "" while it is."""
+        """Why the lock was lost; "" while it is held."""
         return self._renewal.lost
 
     def __enter__(self) -> Self:
-        """Raises `BusyProblem`, with who holds it and for how long."""
+        """Raises `BusyProblem`, which says who holds the lock and for how long."""
         try:
             self.serial = self._first().serial
         except Busy as error:
@@ -72,36 +72,38 @@ class HeldLock:
         if error is not None:
             self.outcome = str(error).partition("\n")[0][:200] or type(error).__name__
         lost = self.lost
-        with suppress(NodeAgentError):  # it lapses by itself, or has done so
+        with suppress(NodeAgentError):  # the lock expires by itself, or has expired
             self._cluster.call_meta(DropLock(self.serial, self._by, self.outcome))
         if error is None and lost:
             raise Partly(
-                "the work was done, but the lock of the cluster was lost meanwhile",
+                "the command completed, but lost the cluster lock before it ended",
                 why=lost,
-                next="iotctl cluster events tells whether another program worked beside it",
+                next="iotctl cluster events shows whether another command changed the cluster",
             )
 
     def check(self) -> int:
-        """Before each step that changes something; its serial, for the cluster to check once more.
+        """Call before each step that changes something.
+
+        Returns: the lock's serial, which the cluster checks once more.
 
         Raises:
-            RefusedProblem: it is not ours any more.
+            RefusedProblem: the lock was lost.
         """
         if self.lost:
             raise RefusedProblem(
-                "the lock of the cluster was lost; nothing more was begun",
+                "the cluster lock was lost; no further step was begun",
                 why=self.lost,
                 next="iotctl cluster events, then run the command again",
             )
         return self.serial
 
     def record(self, run: str, name: str, number: int, entry: bytes, *, ended: bool) -> None:
-        """Keep entry `number` of a run's record in the cluster; as `playbook.journal.Keeper`."""
+        """Store entry `number` of a run's record in the cluster; as `playbook.journal.Keeper`."""
         request = RecordRun(run, name, number, entry, self.serial, self._by, ended)
         self._cluster.call_meta(request)
 
     def _first(self) -> Lock:
-        """Without waiting for the lock of a program that died on this machine."""
+        """Take the lock; first drop a lock whose process died on this machine."""
         try:
             return self._take(0)
         except Busy as error:
@@ -109,12 +111,12 @@ class HeldLock:
         return self._take(0)
 
     def _drop_dead(self, error: Busy) -> None:
-        """Raises it again when its owner may live."""
+        """Drop the lock in the way; re-raises `error` if its owner may be alive."""
         owner, serial = error.details.get("owner"), error.details.get("lock")
         if not (isinstance(owner, str) and isinstance(serial, int) and is_gone(owner)):
             raise error
         with suppress(NodeAgentError):
-            self._cluster.call_meta(DropLock(serial, self._by, "its process is gone"))
+            self._cluster.call_meta(DropLock(serial, self._by, "its process has ended"))
 
     def _take(self, serial: int) -> Lock:
         reply = self._cluster.call_meta(TakeLock(self._owner, self._what, self._by, TTL_MS, serial))
@@ -123,22 +125,22 @@ class HeldLock:
 
 
 def of_plan(what: str, plan: object) -> str:
-    """What a lock is taken for, with the digest of the plan: the audit log tells which one it was."""
+    """A lock's purpose with the digest of the plan, so that the audit log identifies the plan."""
     return f"{what}, plan {plan_digest(plan)}"
 
 
 def plan_digest(plan: object) -> str:
-    """The same for a plan that was saved and read again."""
+    """The same for a plan that was saved and loaded."""
     return hashlib.sha256(msgspec.json.encode(plan, order="sorted")).hexdigest()[:12]
 
 
 def is_lost(error: NodeAgentError) -> bool:
-    """Whether the answer means that the lock is another's or nobody's, not that the leader is busy."""
+    """Whether the answer means that the lock is no longer ours, rather than that the leader is busy."""
     return isinstance(error, Busy) or bool(error.details.get("lost"))
 
 
 def kept(cluster: Asks, run: str = "") -> tuple[Lock | None, tuple[Run, ...]]:
-    """The lock, and the runs the cluster remembers; entries only of the named one."""
+    """The lock, and the runs recorded in the cluster; entries only of the named run."""
     reply = cluster.call_meta(GetRuns(run))
     assert isinstance(reply, RunsReply), reply
     return reply.lock, reply.runs
@@ -159,19 +161,19 @@ class Unlocked(msgspec.Struct, frozen=True):
 
 
 def drop(cluster: Asks, held: Lock, by: str) -> Unlocked:
-    """Take it from its owner, whose next step is refused."""
-    with suppress(NotFound):  # gone already, or by the first of two tries
+    """Take the lock from its owner, whose next step is refused."""
+    with suppress(NotFound):  # released before, or by the first attempt of a retried call
         cluster.call_meta(DropLock(held.serial, by, f"taken away by {by}"))
     return Unlocked(held.serial, held.owner, held.what, held.by, held.since_ms)
 
 
 def owner_name(by: str) -> str:
-    """This process, for people; no other has the same."""
+    """A unique, readable name of this process."""
     return f"{by}@{socket.gethostname()} pid {os.getpid()} ({_machine()}.{_PROCESS})"
 
 
 def is_gone(owner: str) -> bool:
-    """Whether this was a process of this machine, and is none any more."""
+    """Whether the owner was a process on this machine that has ended."""
     named = re.search(r" pid (\d+) \((\w+)\.\w+\)$", owner)
     if named is None or named[2] != _machine():
         return False
@@ -180,12 +182,12 @@ def is_gone(owner: str) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # somebody else's
+        return False  # another user's process
     return False
 
 
 def _machine() -> str:
-    """Where process numbers mean the same: one boot of one kernel, one namespace."""
+    """Identifies the scope of process ids: one boot of one kernel and one namespace."""
     try:
         seen = Path("/proc/sys/kernel/random/boot_id").read_text() + str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
@@ -194,7 +196,7 @@ def _machine() -> str:
 
 
 def busy(error: Busy, now_ms: int) -> BusyProblem:
-    """A refusal with the age of what is in the way."""
+    """A refusal with the age of the lock or operation in the way."""
     since = error.details.get("started_ms")
     age = f"for {span_text((now_ms - since) / 1000)}" if isinstance(since, int) else ""
     return BusyProblem(f"{error.what}; nothing was changed", why=age, next=error.next_step)

@@ -1,4 +1,4 @@
-"""A newcomer's agent is started before it is added, a leaver's ended once it has left, wherever they run."""
+"""Starts the agent of a new node before it is added, and stops the agent of a removed node."""
 
 import contextlib
 import time
@@ -22,63 +22,63 @@ ASK_S = 2.0
 POLL_S = 0.1
 
 Probe = Callable[[NodeEntry, float], NodeStatus | NodeAgentError]
-"""Asks a node's own address, which the cluster need not know yet, until it answers or so many seconds are
-over; its last error then. 0 asks once."""
+"""Asks a node at its own address, which the cluster need not know yet, until it answers or the given number
+of seconds has passed; then returns the last error. 0 asks once."""
 
 
 class Provisioner(ABC):
-    """Starts and ends the agents of one cluster."""
+    """Starts and stops the agents of one cluster."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
 
     @abstractmethod
     def place(self, step: Step, host: str, port: int) -> NodeEntry:
-        """Where the newcomer of `step` listens; `host` and `port` are what the operator said, if anything.
+        """Where the new node of `step` listens; `host` and `port` are the operator's, "" and 0 if not given.
 
         Raises:
-            InputProblem: nobody tells.
+            InputProblem: the host is neither given nor in cluster.yaml.
         """
 
     @abstractmethod
     def start(self, entry: NodeEntry) -> bool:
-        """Have its agent running; False when it was. Raises `IotctlError`."""
+        """Start the agent; False if it was running. Raises `IotctlError`."""
 
     @abstractmethod
     def stop(self, entry: NodeEntry) -> None:
-        """End what `start` began: nothing came of it."""
+        """Stop the agent that `start` started, since the change did not begin."""
 
     @abstractmethod
     def retire(self, name: str) -> str:
-        """End the agent of a node that has left for good; what the operator should know, or ""."""
+        """Stop the agent of a removed node. Returns a note for the operator, or ""."""
 
     @abstractmethod
     def last_words(self, entry: NodeEntry) -> str:
-        """The last lines its agent wrote, "" without any."""
+        """The last lines that the agent logged; "" if there are none."""
 
     @abstractmethod
     def log_of(self, entry: NodeEntry) -> str:
-        """How an operator reads more of them."""
+        """Where an operator reads the whole log."""
 
     def status(self, entry: NodeEntry) -> NodeStatus:
-        """Ask until it answers.
+        """Ask the node until it answers.
 
         Raises:
-            Unreachable: it does not in time; the last words of its agent say why.
+            Unreachable: it does not answer in time; the end of the agent's log says why.
         """
         answer = self._probe(entry, START_TIMEOUT_S)
         if isinstance(answer, NodeStatus):
             return answer
         tail = self.last_words(entry)
         raise Unreachable(
-            f"{entry.name} at {entry.host}:{entry.port} does not answer",
+            f"{entry.name} did not answer at {entry.host}:{entry.port}",
             why=f"{answer.what}; its log ends: {tail}" if tail else answer.what,
             next=f"see {self.log_of(entry)}",
         )
 
 
 class LocalProvisioner(Provisioner):
-    """Agents of a local fleet."""
+    """The agents of a local fleet."""
 
     def __init__(self, fleet: LocalFleet, probe: Probe) -> None:
         super().__init__(probe)
@@ -105,7 +105,7 @@ class LocalProvisioner(Provisioner):
 
 
 def probe_of(source: ClusterSource, identity: Path | None, env: Mapping[str, str]) -> Probe:
-    """Questions with the operator's certificate, over one connection for each call."""
+    """A probe that uses the operator's certificate and opens one connection per call."""
 
     def probe(entry: NodeEntry, timeout_s: float) -> NodeStatus | NodeAgentError:
         spec = cluster_spec(source, identity, env)
@@ -126,14 +126,14 @@ def probe_of(source: ClusterSource, identity: Path | None, env: Mapping[str, str
 
 @dataclass(slots=True)
 class Starting:
-    """`asked`: the meta group may know the change, so that the newcomer may be needed."""
+    """`asked`: the change was requested, so the meta group may have it and need the new node."""
 
     asked: bool = False
 
 
 @contextlib.contextmanager
 def started(provisioner: Provisioner, entry: NodeEntry) -> Iterator[Starting]:
-    """A newcomer that runs for the block; what did not come to be a change leaves no agent behind."""
+    """Runs the agent of a new node for the block; stops it again if the change did not begin."""
     starting = Starting()
     begun = provisioner.start(entry)
     try:

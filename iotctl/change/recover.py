@@ -1,7 +1,7 @@
-"""Giving up nodes that are gone for ever, and with them the majorities they were: what it costs, then do it.
+"""Force recovery: declares nodes permanently lost and recovers the groups that lost their majority with them.
 
-What only the lost nodes had acknowledged is lost. Nobody who lives can tell how much that is: a follower that
-keeps up lacks what was under way in the last instants, one that was behind lacks more.
+Entries that only the lost nodes had acknowledged are lost. The surviving members cannot know how many: a
+follower that kept up lacks the entries of the last instants, a lagging follower lacks more.
 """
 
 import time
@@ -24,12 +24,12 @@ from nodeagent.partition.recovery import heir_of, lost_groups
 
 POLL_S = 0.2
 WAIT_S = 30.0
-"""A group is led again within a second or two; its other members may first need a snapshot."""
+"""A recovery completes within a second or two; the other members may first need a snapshot."""
 
 
 class Survivor(msgspec.Struct, frozen=True):
-    """What is left on one living member: its log ends at entry `last` of `last_term`, `commit` is known to
-    be committed. It is `behind` entries short of the one that goes on."""
+    """The log of a surviving member: it ends at entry `last` of term `last_term`, is known to be committed up
+    to `commit`, and is `behind` entries shorter than that of the recovery leader."""
 
     node: str
     last: int
@@ -39,8 +39,9 @@ class Survivor(msgspec.Struct, frozen=True):
 
 
 class LostGroup(msgspec.Struct, frozen=True):
-    """A group whose majority is gone. `head` goes on with its log as it is: acknowledged entries after its
-    last one, which the lost members alone held, are lost. Without survivors `head` is ""."""
+    """A group that lost its majority. `head` is the recovery leader, whose log the group continues with:
+    acknowledged entries after its last entry, which only the lost members held, are lost. Without survivors
+    `head` is ""."""
 
     group: str
     header: str
@@ -52,7 +53,7 @@ class LostGroup(msgspec.Struct, frozen=True):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """`groups` go on with those that live, `gone` have no member left. `done`: it was carried out."""
+    """`groups` continue with their survivors; `gone` have no member left. `done`: it was carried out."""
 
     as_of_ms: int
     nodes: list[str]
@@ -64,32 +65,32 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def look(cluster: Cluster, source: ClusterSource, nodes: Sequence[str], *, now_ms: int) -> Recovery:
-    """What giving up `nodes` would cost. Changes nothing.
+    """What declaring `nodes` permanently lost would cost. Changes nothing.
 
     Raises:
-        Unreachable: nobody tells the groups, or the meta group has no majority.
-        RefusedProblem: a node lives or is unknown, a change is open, nothing is lost, or a member that is not
-            given up does not say what it holds.
+        Unreachable: no agent returned the list of groups, or the meta group has no majority.
+        RefusedProblem: a node is alive or unknown, a change is open, no group is lost, or a member that is
+            not among `nodes` did not report its log.
     """
     return decide(collect(cluster), source, nodes, now_ms=now_ms)
 
 
 def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms: int) -> Recovery:
-    """Pure: see `look`."""
+    """As `look`, from collected facts. Pure."""
     names = list(dict.fromkeys(nodes))
     view = _check_nodes(facts, source, names, now_ms)
     lost = lost_groups(view.groups, {n.node for n in view.nodes if n.state != DEAD} - set(names))
     if not lost:
         waiting = [g.group for g in view.groups if g.recovery is not None]
         raise RefusedProblem(
-            "nothing is lost: every group keeps a majority",
+            "nothing to recover: every group has a majority without these nodes; nothing was changed",
             why=f"{', '.join(waiting)} is being recovered already" if waiting else "",
             next="iotctl cluster groups" if waiting else without_dead(view, names[0]),
         )
     for operation in open_operations(view):
         raise RefusedProblem(
             f"{operation.id} ({operation.title}) is open in stage {operation.stage}",
-            why=f"recover works outside of changes; lost are {', '.join(lost)}",
+            why=f"recover cannot run during a change; groups without a majority: {', '.join(lost)}",
             next=f"iotctl ops cancel {operation.id}"
             if not set(lost) & {*operation.losing, *(c.group for c in operation.changes)}
             else f"iotctl ops show {operation.id}",
@@ -105,7 +106,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
 def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: int) -> MetaView:
     view = facts.view
     if view is None:
-        raise Unreachable("no agent tells which groups there are", next="iotctl cluster status")
+        raise Unreachable("no agent returned the list of groups", next="iotctl cluster status")
     known = {n.node: n for n in view.nodes}
     for name in names:
         if name not in known:
@@ -116,7 +117,7 @@ def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: 
     if META in status.lost_groups:
         down = [v for v in status.meta.voters if v not in facts.statuses]
         raise Unreachable(
-            f"the meta group has lost its majority: of its voters {', '.join(down)} do not answer",
+            f"the meta group has lost its majority: its voters {', '.join(down)} do not answer",
             why="recover needs the meta group; it cannot recover the meta group itself",
             next=f"start {' or '.join(down)}",
         )
@@ -130,19 +131,21 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
         status = facts.statuses.get(node)
         if status is None or status.incarnation != incarnations[node] or node not in replicas:
             raise RefusedProblem(
-                f"{node} does not say what it holds of group {record.group}",
-                why="the member with the newest entries must be the one to go on",
-                next=f"start {node}, or name it too when it is gone for ever",
+                f"{node} did not report its log of group {record.group}; nothing was changed",
+                why="the member with the newest entries must become the recovery leader",
+                next=f"start {node}, or name it too if it is permanently lost",
             )
         if replicas[node].state == "damaged":
             raise RefusedProblem(
-                f"the replica of group {record.group} on {node} is damaged",
+                f"the replica of group {record.group} on {node} is damaged; nothing was changed",
                 why=replicas[node].error,
                 next=f"nodeagent log check on {node}",
             )
         if replicas[node].role == "leader":
             raise RefusedProblem(
-                f"{node} leads group {record.group}", why="so it is not lost", next="iotctl cluster groups"
+                f"{node} leads group {record.group}; nothing was changed",
+                why="a group with a leader is not lost",
+                next="iotctl cluster groups",
             )
     head = heir_of(record.group, {n: replicas[n] for n in left}).head if left else ""
     survivors = [
@@ -175,11 +178,11 @@ def recover(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Recovery:
-    """Record it in the meta group and wait until every lost group is led again.
+    """Record the recovery in the meta group and wait until every lost group has a leader.
 
     Raises:
         NodeAgentError: the meta group refuses it, or does not answer.
-        Partly: a group is not led at the end of the time.
+        Partly: a group has no leader when the timeout expires.
     """
     statuses = collect(cluster)
     heirs = tuple(_heir(statuses, g) for g in found.groups)
@@ -188,8 +191,8 @@ def recover(
     while waiting := _waiting(collect(cluster), heirs):
         if clock() >= deadline:
             raise Partly(
-                f"{', '.join(waiting)} not led again yet",
-                why="the nodes are given up; the heads force their groups as soon as they can",
+                f"the recovery of {', '.join(waiting)} has not completed yet",
+                why="it is recorded; the recovery leaders complete it as soon as they can",
                 next="iotctl cluster groups",
             )
         sleep(POLL_S)
@@ -198,14 +201,19 @@ def recover(
 
 
 def _heir(facts: Facts, group: LostGroup) -> Heir:
-    """By what is said now, and only if that is what was shown."""
+    """The recovery leader by the present statuses; refused if it is not the one that was shown."""
     replicas = replicas_of(facts, group.group)
     names = [s.node for s in group.survivors]
     if any(n not in replicas for n in names):
-        raise RefusedProblem(f"a member of {group.group} stopped answering", next="repeat the command")
+        raise RefusedProblem(
+            f"a member of {group.group} stopped answering; nothing was changed", next="repeat the command"
+        )
     heir = heir_of(group.group, {n: replicas[n] for n in names})
     if heir.head != group.head:
-        raise RefusedProblem(f"the members of {group.group} have changed since", next="repeat the command")
+        raise RefusedProblem(
+            f"the logs of {group.group} have changed since they were shown; nothing was changed",
+            next="repeat the command",
+        )
     return heir
 
 

@@ -190,7 +190,7 @@ def execute_plan(
     session: Session, plan: Plan, request: ChangeRequest, *, question: str, yes: bool, dry_run: bool
 ) -> int:
     """Show a plan, ask, execute it and watch it."""
-    from iotctl.change.execute import check_plan, execute
+    from iotctl.change.execute import ClusterLock, check_plan, execute
     from iotctl.cli import views
     from iotctl.cli.provisioning import provisioning
     from iotctl.cli.watching import operation_progress
@@ -223,8 +223,7 @@ def execute_plan(
             provisioner=provisioner,
             on_note=session.output.note,
             on_update=operation_progress(progress),
-            locked=session.locked,
-            check=session.check_lock,
+            lock=ClusterLock(session.locked, session.check_lock),
         )
     _emit_change(session, done, [s.node or "-" for s in plan.steps])
     if done.state not in ("done", "running") or not request.wait:

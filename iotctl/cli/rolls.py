@@ -66,7 +66,7 @@ def roll(
     between: Callable[[str], None] = lambda node: None,
 ) -> Rolled:
     from iotctl.lifecycle.agents import agents_of
-    from iotctl.lifecycle.rolling import rolling
+    from iotctl.lifecycle.rolling import RollRequest, rolling
 
     session.on_interrupt = lambda: ("a node may be drained or down", "iotctl cluster status")
     with session.progress() as progress:
@@ -74,10 +74,7 @@ def roll(
             session.cluster,
             agents_of(session.source, machines),
             names,
-            by=session.operator,
-            command=command,
-            at_once=at_once,
-            alone=session.lock is not None,
+            RollRequest(session.operator, command, at_once, alone=session.lock is not None),
             between=between,
             check=session.check_lock,
             on_step=partial(_step_of, progress),

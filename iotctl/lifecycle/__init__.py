@@ -1,1 +1,1 @@
-"""Agents on machines: from `init` and `deploy` to `destroy`, with their hosts, settings and certificates."""
+"""Agents on machines from `init` and `deploy` to `destroy`: hosts, settings and certificates."""

@@ -1,4 +1,4 @@
-"""The agents of a cluster as processes: started, stopped, asked for their last words, wherever they run."""
+"""The agents of a cluster as processes, local or over SSH: start, stop, and read the end of their logs."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,23 +13,23 @@ from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 
 class Agents(Protocol):
-    """Raises `Unreachable` when a machine does not do it."""
+    """Every method raises `Unreachable` if a machine fails to do its part."""
 
     def down(self, names: Sequence[str]) -> list[str]:
-        """Those of them that `start` would start."""
+        """Those of `names` that `start` would start."""
 
     def start(self, names: Sequence[str]) -> list[str]:
-        """Start those that are down; returns them."""
+        """Start the agents that are down; returns their names."""
 
     def stop(self, names: Sequence[str]) -> list[str]:
-        """Stop those that run; returns them."""
+        """Stop the agents that run; returns their names."""
 
     def log_tail(self, name: str, lines: int) -> str:
-        """The last lines it wrote."""
+        """The last lines that the agent logged."""
 
 
 class RemoteAgents:
-    """Over SSH; see `fleet.service`."""
+    """Agents over SSH; see `fleet.service`."""
 
     def __init__(self, source: ClusterSource, machines: Machines) -> None:
         self._source = source
@@ -76,6 +76,6 @@ def agents_of(source: ClusterSource, machines: Machines) -> Agents:
 def logs(
     source: ClusterSource, machines: Machines, names: Sequence[str], lines: int
 ) -> dict[str, str | Unreachable]:
-    """By node the last lines of its agent, or why there are none."""
+    """By node, the last lines of its agent's log, or why they could not be read."""
     agents = agents_of(source, machines)
     return machines.each(chosen(source, names), lambda node, _: agents.log_tail(node.name, lines))

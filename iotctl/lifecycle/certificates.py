@@ -1,4 +1,4 @@
-"""Certificates of nodes and operators: looked at and renewed over SSH, so also when all have expired."""
+"""Certificates of nodes and operators, read and renewed over SSH, which works even if all have expired."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ from nodeagent.client.identity import KeyPair
 from nodeagent.model.errors import NodeAgentError
 
 AUTHORITY, OPERATOR = "authority", "operator"
-"""Names of certificates that are no node's."""
+"""Names of the certificates that do not belong to a node."""
 
 
 class CertificateRow(msgspec.Struct, frozen=True):
-    """`name` of a node or operator. Times in milliseconds, 0 when there is none.
+    """`name` is that of the node or operator. `expires_ms` is 0 without a certificate.
 
-    `state`: `good`, `ending`, `expired`, `missing`, `foreign` (of another authority), `renewed`, `due` (to be
-    renewed; in a dry run), or `unreachable` when its machine does not tell.
+    `state`: `good`, `ending`, `expired`, `missing`, `foreign` (issued by another authority), `renewed`, `due`
+    (would be renewed; in a dry run), or `unreachable` if the machine did not answer.
     """
 
     name: str
@@ -37,7 +37,7 @@ class CertificateRow(msgspec.Struct, frozen=True):
 
 
 class Certificates(msgspec.Struct, frozen=True):
-    """The authority first, then the operator's, then those of the nodes.
+    """The authority's certificate first, then the operator's, then those of the nodes.
 
     `changed`: how many were renewed, or are due in a dry run.
     """
@@ -49,10 +49,10 @@ class Certificates(msgspec.Struct, frozen=True):
 def show(
     source: ClusterSource, machines: Machines, env: Mapping[str, str], now_ms: int, done: OnDone
 ) -> Certificates:
-    """Ask every machine; nothing is changed.
+    """Read the certificates of every machine; nothing is changed.
 
     Raises:
-        RefusedProblem: the authority is not here.
+        RefusedProblem: the authority is not on this machine.
     """
     nodes = list(source.file.nodes)
     answers = machines.each(nodes, lambda n, h: look(source, n, h), done)
@@ -71,11 +71,11 @@ def show(
 def initialise(
     source: ClusterSource, machines: Machines, env: Mapping[str, str], now_ms: int, done: OnDone
 ) -> Certificates:
-    """The authority of a cluster that has none, and the operator's certificate; what is there stays.
+    """Create the cluster's authority and the operator's certificate, unless they exist.
 
     Raises:
-        RefusedProblem: a node has a certificate of an authority that is not here.
-        Unreachable: a machine does not tell whether it has one.
+        RefusedProblem: a node has a certificate of an authority that is not on this machine.
+        Unreachable: a machine did not answer whether it has a certificate.
     """
     missing = lacking(source, machines, env, now_ms, done)
     if AUTHORITY in missing:
@@ -93,10 +93,10 @@ def initialise(
 def lacking(
     source: ClusterSource, machines: Machines, env: Mapping[str, str], now_ms: int, done: OnDone
 ) -> list[str]:
-    """What `initialise` has to make, of `AUTHORITY` and `OPERATOR`; raises what it raises."""
+    """Which of `AUTHORITY` and `OPERATOR` `initialise` has to create; raises the same errors."""
     if not credentials.has_authority(source, env):
         answers = machines.each(list(source.file.nodes), lambda n, h: look(source, n, h), done)
-        credentials.authority_of(source, env, all_or_raise(answers, "no authority was made"))
+        credentials.authority_of(source, env, all_or_raise(answers, "no authority was created"))
         return [AUTHORITY, OPERATOR]
     is_missing = _operator(source, env, _authority(source, env, {}), now_ms).state == "missing"
     return [OPERATOR] if is_missing else []
@@ -113,14 +113,14 @@ def renew(
     done: OnDone,
     dry_run: bool = False,
 ) -> Certificates:
-    """New certificates for what ends within `within_ms`, the operator's first; running agents load theirs at
-    once. No data is touched and nothing is restarted. A machine that does not do it holds up no other.
+    """Renew certificates that expire within `within_ms`, the operator's first. Running agents load theirs at
+    once: no data is touched and nothing is restarted. A machine that fails does not hold up the others.
 
     Args:
-        dry_run: only say which are due.
+        dry_run: only report which certificates are due.
 
     Raises:
-        RefusedProblem: the authority is not here, or has expired itself.
+        RefusedProblem: the authority is not on this machine, or has expired itself.
     """
     nodes = chosen(source, names)
     answers = machines.each(nodes, lambda n, h: look(source, n, h))
@@ -130,30 +130,23 @@ def renew(
     if ends <= now_ms:
         raise RefusedProblem(
             "the certificate authority itself has expired; nothing was renewed",
-            why="every node must learn a new one at the same time",
-            next=f"iotctl cluster stop, move {authority_dir(source, env)} and the directory tls of every node"
-            " away, then iotctl cluster deploy",
+            why="a new authority must reach every node at the same time",
+            next=f"iotctl cluster stop, move away {authority_dir(source, env)} and the directory tls of every"
+            " node, then iotctl cluster deploy",
         )
-    operator = _operator(source, env, authority, now_ms)
-    renewed = operator.state == "missing" or operator.expires_ms <= now_ms + within_ms
-    if renewed and dry_run:
-        operator = msgspec.structs.replace(operator, state="due")
-    elif renewed:
-        credentials.make_operator(source, env, authority)
-        operator = msgspec.structs.replace(_operator(source, env, authority, now_ms), state="renewed")
+    operator = _renewed_operator(source, env, authority, now_ms, within_ms, dry_run=dry_run)
 
     def one(node: NodeEntry, host: Host) -> CertificateRow:
         found = looked[node.name]
         files = credentials.node_files(node, found, authority, now_ms, within_ms=within_ms)
+        row = _row(node.name, found.text(CERT), authority.cert, now_ms)
         if dry_run:
-            row = _row(node.name, found.text(CERT), authority.cert, now_ms)
             return msgspec.structs.replace(row, state="due") if files else row
         if not files:
-            if found.running:  # an earlier run may have ended before it told the agent
+            if found.running:  # an earlier renewal may have ended before it notified the agent
                 service(source, node, host, found).reload()
-            return _row(node.name, found.text(CERT), authority.cert, now_ms)
-        home = source.data_dir_of(node)
-        put(host, home, files)
+            return row
+        put(host, source.data_dir_of(node), files)
         service(source, node, host, found).reload()
         text = next(f.content for f in files if f.name == CERT).decode()
         return msgspec.structs.replace(_row(node.name, text, authority.cert, now_ms), state="renewed")
@@ -166,6 +159,26 @@ def renew(
     return Certificates(every, sum(r.state in ("renewed", "due") for r in every))
 
 
+def _renewed_operator(
+    source: ClusterSource,
+    env: Mapping[str, str],
+    authority: KeyPair,
+    now_ms: int,
+    within_ms: int,
+    *,
+    dry_run: bool,
+) -> CertificateRow:
+    """The operator's certificate, after it was renewed if it is missing or expires within `within_ms`."""
+    operator = _operator(source, env, authority, now_ms)
+    renewed = operator.state == "missing" or operator.expires_ms <= now_ms + within_ms
+    if not renewed:
+        return operator
+    if dry_run:
+        return msgspec.structs.replace(operator, state="due")
+    credentials.make_operator(source, env, authority)
+    return msgspec.structs.replace(_operator(source, env, authority, now_ms), state="renewed")
+
+
 def issue(
     source: ClusterSource,
     name: str,
@@ -176,15 +189,17 @@ def issue(
     *,
     dry_run: bool = False,
 ) -> CertificateRow:
-    """A certificate for another operator, in the directory `out` (`dry_run`: one that is not kept).
+    """Issue a certificate for another operator into the directory `out`; `dry_run` writes nothing.
 
     Raises:
-        RefusedProblem: the authority is not here, or `out` holds one already.
-        InvalidName: a name or role that is not allowed.
+        RefusedProblem: the authority is not on this machine, or `out` holds a certificate already.
+        InvalidName: the name or role is not allowed.
     """
     authority = _authority(source, env, {})
     if (out / identity.CERT_FILE).exists():
-        raise RefusedProblem(f"{out} holds a certificate already", next="name another directory with --out")
+        raise RefusedProblem(
+            f"{out} already holds a certificate; none was issued", next="name another directory with --out"
+        )
     pair = identity.issue(authority, name, role)
     if not dry_run:
         identity.write_identity(out, pair, authority.cert)
@@ -199,8 +214,8 @@ def _authority(source: ClusterSource, env: Mapping[str, str], found: Mapping[str
     authority = credentials.authority_of(source, env, found)
     if authority is None:
         raise RefusedProblem(
-            f"no certificate authority in {authority_dir(source, env)}",
-            next="copy it from the machine where the cluster was made",
+            f"there is no certificate authority in {authority_dir(source, env)}; nothing was changed",
+            next="copy it from the machine where the cluster was created",
         )
     return authority
 

@@ -1,9 +1,9 @@
-"""The cluster's certificate authority and the operator's certificate, in the user's own data directory.
+"""The cluster's certificate authority and the operator's certificate, in the user's data directory.
 
     $XDG_DATA_HOME/iotctl/CLUSTER/authority/   ca.pem, ca.key
     $XDG_DATA_HOME/iotctl/CLUSTER/operator/    ca.pem, node.pem, node.key
 
-Never beside cluster.yaml, which is made to be shared.
+They are never stored beside cluster.yaml, which is meant to be shared.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from nodeagent.model.errors import InvalidName, NodeAgentError
 
 FILES = (CA, KEY, CERT)
 RENEW_MS = 30 * 86_400_000
-"""A certificate that ends sooner is made anew."""
+"""A certificate that expires sooner is renewed."""
 
 
 def has_authority(source: ClusterSource, env: Mapping[str, str]) -> bool:
@@ -27,14 +27,14 @@ def has_authority(source: ClusterSource, env: Mapping[str, str]) -> bool:
 
 
 def make_authority(source: ClusterSource, env: Mapping[str, str]) -> KeyPair:
-    """A new authority and the operator's certificate from it.
+    """Create an authority and the operator's certificate.
 
     Raises:
-        RefusedProblem: there is one by now; every certificate of the cluster may be its own.
+        RefusedProblem: an authority exists; it may have issued every certificate of the cluster.
     """
     if has_authority(source, env):
         raise RefusedProblem(
-            f"an authority was made meanwhile in {authority_dir(source, env)}; nothing was changed",
+            f"{authority_dir(source, env)} already holds an authority; nothing was changed",
             next="iotctl cluster deploy",
         )
     authority = identity.create_authority(source.name)
@@ -47,22 +47,22 @@ def make_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyP
     name = env.get("USER") or env.get("LOGNAME") or "operator"
     try:
         pair = identity.issue(authority, name, "admin")
-    except InvalidName:  # a login of a directory service may hold what a certificate's name may not
+    except InvalidName:  # a login name may contain characters that a certificate's name must not
         pair = identity.issue(authority, "operator", "admin")
     identity.write_identity(operator_dir(source, env), pair, authority.cert)
 
 
 def ensure_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyPair) -> None:
-    """A certificate for who deploys from a copy of the authority and has none of the own."""
+    """Issue a certificate to an operator who has a copy of the authority but no certificate."""
     if find_identity(None, env, source, source.directory) is None and not any(pem_of(env).values()):
         make_operator(source, env, authority)
 
 
 def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[str, Found]) -> KeyPair | None:
-    """The authority that is here; None when neither this machine nor any node has one.
+    """The authority on this machine; None if neither this machine nor any node has one.
 
     Raises:
-        RefusedProblem: the nodes' certificates are another authority's.
+        RefusedProblem: the nodes' certificates were issued by another authority.
     """
     directory = authority_dir(source, env)
     there = {n: f.text(CA) for n, f in found.items() if f.text(CA)}
@@ -70,17 +70,18 @@ def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[s
         if there:
             raise RefusedProblem(
                 f"the authority of {source.name} is not on this machine; nothing was changed",
-                why=f"{', '.join(there)} have certificates already",
-                next=f"copy {directory} from the machine where the cluster was made",
+                why=f"nodes with certificates: {', '.join(there)}",
+                next=f"copy {directory} from the machine where the cluster was created",
             )
         return None
     authority = identity.read_authority(directory)
     other = [n for n, text in there.items() if text != authority.cert]
     if other:
         raise RefusedProblem(
-            f"{', '.join(other)}: their authority is not the one in {directory}; nothing was changed",
-            why="another cluster of this name was made elsewhere",
-            next="give this cluster another name, or bring its authority here",
+            f"{', '.join(other)}: certificates of another authority than that in {directory};"
+            " nothing was changed",
+            why="another cluster of this name was created elsewhere",
+            next="give this cluster another name, or copy its authority to this machine",
         )
     return authority
 
@@ -88,7 +89,7 @@ def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[s
 def node_files(
     entry: NodeEntry, found: Found, authority: KeyPair, now_ms: int, *, within_ms: int = RENEW_MS
 ) -> tuple[File, ...]:
-    """The files of a new certificate; () while the present one is good for longer than `within_ms`."""
+    """The files of a new certificate; () while the present one is valid for longer than `within_ms`."""
     if found.key and _is_good(entry, found.text(CERT), authority, now_ms + within_ms):
         return ()
     pair = identity.issue(authority, entry.name, "node", hosts=(entry.host,))

@@ -1,6 +1,6 @@
-"""From cluster.yaml to machines that run it: facts → plan → execution, the same plan for `--dry-run`.
+"""Deploys cluster.yaml to its machines: facts → plan → execution, with the same plan for `--dry-run`.
 
-What the agents of a running cluster read only when they start is left to `upgrade`, which goes node by node.
+Changes that take effect only when a running agent restarts are left to `upgrade`, which goes node by node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +31,11 @@ from nodeagent.client.identity import KeyPair
 B = TypeVar("B")
 
 OnStep = Callable[[str, int, int], None]
-"""Hears the phase, and how many of how many machines are over."""
+"""Called with the phase, and how many of how many machines are done."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """`changes` are made now, `later` by `upgrade`, for the node runs. `start`: it does not run."""
+    """`changes` are made now, `later` by `upgrade`, since the node runs. `start`: the node does not run."""
 
     node: str
     host: str
@@ -45,12 +45,12 @@ class NodePlan(msgspec.Struct, frozen=True):
 
     @property
     def differences(self) -> list[Change]:
-        """Whether they are made now or later."""
+        """All changes, made now or later."""
         return sorted([*self.changes, *self.later], key=lambda c: c.what)
 
 
 class DeployPlan(msgspec.Struct, frozen=True):
-    """`new_cluster`: these machines get a cluster that did not exist. `authority`: it is made here."""
+    """`new_cluster`: the cluster does not exist yet. `new_authority`: its authority is created here."""
 
     version: str
     new_cluster: bool
@@ -69,7 +69,7 @@ class DeployPlan(msgspec.Struct, frozen=True):
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """`changed`: nodes on which something was done. `healthy`: the cluster was, when it was over."""
+    """`changed`: number of nodes that were changed. `healthy`: the cluster was healthy afterwards."""
 
     version: str
     changed: int
@@ -78,7 +78,7 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """A plan with what it takes to carry it out."""
+    """A plan with everything needed to execute it."""
 
     plan: DeployPlan
     entries: dict[str, NodeEntry]
@@ -100,28 +100,21 @@ def prepare(
     joins: bool = False,
     accept_layout: bool = False,
 ) -> Deployment:
-    """Ask every machine and decide; nothing is changed anywhere.
+    """Examine every machine and make the plan; nothing is changed anywhere.
 
     Args:
-        joins: these nodes are about to be added to a cluster that is there.
-        accept_layout: of a new cluster, also a ring that does not meet zones or weights.
+        joins: these nodes are about to be added to an existing cluster.
+        accept_layout: accept a ring of a new cluster that violates zones or weights.
 
     Raises:
-        Unreachable: a machine does not answer, so what is there is not known.
-        RefusedProblem: a machine cannot run its node, or holds another cluster.
+        Unreachable: a machine did not answer, so its state is unknown.
+        RefusedProblem: a machine cannot run its node, or holds another cluster's node.
     """
     picked = chosen(source, names)
-    everyone = list(source.file.nodes)
-    with ThreadPoolExecutor(1) as beside:  # it reads all of our code, while the machines are at work
-        reading = beside.submit(software)
-        answers = machines.each(
-            everyone, partial(examine, source), lambda n: on_step("asking machines", n, len(everyone))
-        )
-        which = reading.result()
-    silent = [n.name for n in everyone if isinstance(answers[n.name], Unreachable)]
+    which, answers = _examined(source, machines, on_step)
     heard = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
     existing = {n: f.text(CONFIG) for n, (_, f) in heard.items()}
-    if silent and (is_new(existing) or not names):
+    if len(heard) < len(answers) and (is_new(existing) or not names):
         all_or_raise(answers, "nothing was changed")
     all_or_raise({n.name: answers[n.name] for n in picked}, "nothing was changed")
     facts = {n: a[0] for n, a in heard.items()}
@@ -137,25 +130,14 @@ def prepare(
     plans = []
     for node in picked:
         one = found[node.name]
-        wanted[node.name] = Wanted(
-            node=node.name,
-            unit_name=unit_name(source.name, node.name),
-            home=source.data_dir_of(node),
-            install_dir=source.install_dir_of(node),
-            version=which.version,
-            service=one.kind,
-            user=one.user,
-            files=(
-                *_certificate(node, one, authority, now_ms),
-                *files_of(one.kind),
-                File(CONFIG, settings[node.name].encode()),
-            ),
+        files = (
+            *_certificate(node, one, authority, now_ms),
+            *files_of(one.kind),
+            File(CONFIG, settings[node.name].encode()),
         )
+        wanted[node.name] = _wanted(source, node, one, which.version, files)
         _check_writable(wanted[node.name], one)
-        differs = deployment.changes(wanted[node.name], one)
-        runs = bool(one.running)
-        now = [c for c in differs if not (runs and c.needs_restart)]
-        plans.append(NodePlan(node.name, node.host, now, [c for c in differs if c not in now], not runs))
+        plans.append(_node_plan(node, wanted[node.name], one))
     plan = DeployPlan(
         version=which.version,
         new_cluster=is_new(existing),
@@ -164,6 +146,41 @@ def prepare(
         findings=seen.findings,
     )
     return Deployment(plan, {n.name: n for n in picked}, wanted, found, facts, which, authority)
+
+
+def _examined(
+    source: ClusterSource, machines: Machines, on_step: OnStep
+) -> tuple[Software, dict[str, tuple[Facts, Found] | Unreachable]]:
+    """The software of this machine, and the answers of all machines, in the order of the file."""
+    everyone = list(source.file.nodes)
+    with ThreadPoolExecutor(1) as beside:  # hashes all our code while the machines answer
+        reading = beside.submit(software)
+        answers = machines.each(
+            everyone, partial(examine, source), lambda n: on_step("asking machines", n, len(everyone))
+        )
+        return reading.result(), answers
+
+
+def _wanted(
+    source: ClusterSource, node: NodeEntry, found: Found, version: str, files: tuple[File, ...]
+) -> Wanted:
+    return Wanted(
+        node=node.name,
+        unit_name=unit_name(source.name, node.name),
+        home=source.data_dir_of(node),
+        install_dir=source.install_dir_of(node),
+        version=version,
+        service=found.kind,
+        user=found.user,
+        files=files,
+    )
+
+
+def _node_plan(node: NodeEntry, wanted: Wanted, found: Found) -> NodePlan:
+    differs = deployment.changes(wanted, found)
+    runs = bool(found.running)
+    now = [c for c in differs if not (runs and c.needs_restart)]
+    return NodePlan(node.name, node.host, now, [c for c in differs if c not in now], not runs)
 
 
 def execute(
@@ -176,11 +193,11 @@ def execute(
     now_ms: int,
     check: Callable[[], object] = lambda: None,
 ) -> Deployment:
-    """Carry the plan out; returns what was brought when every agent was begun. Repeating it goes on where it
-    stopped. `check` is called before each step.
+    """Execute the plan, up to the start of every agent; returns it with the files that were written. A
+    repeated call continues where it stopped. `check` is called before each step and may raise.
 
     Raises:
-        Unreachable: a machine did not do its part; the others have.
+        Unreachable: a machine failed to do its part; the others did theirs.
     """
     if todo.plan.new_authority:
         todo = _with_authority(todo, credentials.make_authority(source, env), now_ms)
@@ -228,9 +245,9 @@ def execute(
 
 
 def prune(todo: Deployment, machines: Machines) -> tuple[list[str], list[Unreachable]]:
-    """Delete versions that no node runs any more but the last one, on each machine.
+    """Delete on each machine the versions that no node runs, except the last one used.
 
-    Returns: those deleted anywhere, and why a machine keeps its own until the next time.
+    Returns: the versions deleted on any machine, and the errors of machines that deleted none.
     """
     together = deployment.machines(todo.wanted, _machine_of(todo))
     nodes = [todo.entries[group[0]] for group in together]
@@ -245,16 +262,16 @@ def prune(todo: Deployment, machines: Machines) -> tuple[list[str], list[Unreach
 
 
 def deployed(plan: DeployPlan, healthy: bool) -> Deployed:
-    """What came of it once every step was done."""
+    """The result once every step is done."""
     changed = sum(bool(n.changes) or n.start for n in plan.nodes)
     return Deployed(plan.version, changed, plan.nodes, healthy)
 
 
 def configure(todo: Deployment, node: str, host: Host) -> None:
-    """Everything its agent reads when it starts; the software is there.
+    """Write everything that the agent reads when it starts; the software must be installed.
 
     Raises:
-        Unreachable: the machine could not write.
+        Unreachable: the machine could not write the files.
     """
     wanted = todo.wanted[node]
     differs = deployment.changes(wanted, todo.found[node])
@@ -268,7 +285,7 @@ def platform_of(todo: Deployment, node: str) -> Platform:
 
 
 def _certificate(node: NodeEntry, found: Found, authority: KeyPair | None, now_ms: int) -> tuple[File, ...]:
-    """Its files, or only their names while there is no authority: `--dry-run` makes none."""
+    """The certificate's files; without an authority only their names, since `--dry-run` creates none."""
     if authority is None:
         return tuple(File(name, b"") for name in credentials.FILES)
     return credentials.node_files(node, found, authority, now_ms)
@@ -307,7 +324,7 @@ def _check_findings(found: Sequence[Finding]) -> None:
 
 
 def _check_writable(wanted: Wanted, found: Found) -> None:
-    """Raises `RefusedProblem` when a directory is somebody else's and there is no sudo."""
+    """Raises `RefusedProblem` if a directory belongs to another user and there is no sudo."""
     places = (wanted.home, wanted.install_dir)
     blocked = [p for p in places if p not in (*found.ready, *found.makeable)]
     if blocked and not found.sudo:

@@ -1,4 +1,4 @@
-"""The machines of a cluster, before there is a cluster: their host keys, and whether nodes can run there."""
+"""The machines of a cluster before it exists: their host keys, and whether nodes can run there."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 
 class CheckedHost(msgspec.Struct, frozen=True):
-    """`facts` is None when nobody could ask it; `error` says why."""
+    """`facts` is None if the machine did not answer; `error` says why."""
 
     node: str
     host: str
@@ -40,7 +40,7 @@ class HostsChecked(msgspec.Struct, frozen=True):
 
 
 class EnrolledHost(msgspec.Struct, frozen=True):
-    """`state`: `known` (in the cluster's file), `yours` (in the operator's own), `new`, `changed`, or
+    """`state`: `known` (in the cluster's known_hosts), `yours` (in the operator's own), `new`, `changed`, or
     `unreachable` with `error`."""
 
     node: str
@@ -52,7 +52,7 @@ class EnrolledHost(msgspec.Struct, frozen=True):
 
 
 class Enrolment(msgspec.Struct, frozen=True):
-    """`file`: where accepted keys are kept."""
+    """`file`: where accepted keys are stored."""
 
     file: str
     hosts: list[EnrolledHost]
@@ -65,7 +65,7 @@ def check_hosts(
     done: OnDone = lambda count: None,
     timeout_s: float | None = None,
 ) -> HostsChecked:
-    """Ask every machine for its facts, all at once; nothing is changed on any."""
+    """Ask all machines for their facts, in parallel; nothing is changed."""
     nodes = chosen(source, names)
     with Machines(source, env, timeout_s) as machines:
         return checked(source, nodes, machines.each(nodes, partial(facts_of, source), done))
@@ -74,7 +74,7 @@ def check_hosts(
 def checked(
     source: ClusterSource, nodes: Sequence[NodeEntry], answers: Mapping[str, Facts | Unreachable]
 ) -> HostsChecked:
-    """What was heard, with what stands in the way. Pure."""
+    """The machines' answers and the findings that prevent a deployment. Pure."""
     asked: dict[str, tuple[Place, Facts]] = {}
     hosts, silent = [], []
     for node in nodes:
@@ -89,15 +89,17 @@ def checked(
 
 
 def stages_of(source: ClusterSource, names: Sequence[str], env: Mapping[str, str]) -> list[list[Target]]:
-    """The machines of these nodes, each one once, after the jump hosts on the way: an outer one must be
-    trusted before an inner one can be asked.
+    """The distinct machines of these nodes, in stages: jump hosts come first, since an outer host must be
+    trusted before a host behind it can be asked.
 
     Raises:
-        UsageProblem: a local fleet has no host keys.
-        InputProblem: the way to a machine leads in a circle.
+        UsageProblem: the fleet is local and has no host keys.
+        InputProblem: the jump hosts of a machine form a cycle.
     """
     if source.is_local:
-        raise UsageProblem("a local fleet has no host keys", why="its transport is local")
+        raise UsageProblem(
+            "a local fleet has no host keys", why="its transport is local", next="name a cluster of machines"
+        )
     connector = Connector(KnownHosts(source.directory), env)
     targets: dict[tuple[str, str, int, str], Target] = {}
     for node in chosen(source, names):
@@ -117,7 +119,7 @@ def look_at_keys(
     done: OnDone = lambda count: None,
     timeout_s: float | None = None,
 ) -> list[tuple[EnrolledHost, HostKey | None]]:
-    """The host keys the machines show now, beside those that are known; nothing is accepted."""
+    """The host keys that the machines present, compared with the known keys; nothing is accepted."""
     connector = Connector(KnownHosts(source.directory), env, timeout_s=wait_s(timeout_s))
     try:
         answers = each(targets, connector.host_key, done)
@@ -144,19 +146,19 @@ def _state(key: HostKey, known: Known) -> str:
 
 
 def check_unchanged(hosts: Sequence[EnrolledHost], replace: Sequence[str]) -> None:
-    """Raises `RefusedProblem` when a key has changed and its node is not named in `replace`."""
+    """Raises `RefusedProblem` if a key has changed and its node is not named in `replace`."""
     unnamed = [h.node for h in hosts if h.state == "changed" and h.node not in replace]
     if unnamed:
         raise RefusedProblem(
             f"the host key of {', '.join(unnamed)} has CHANGED; nothing was written",
-            why="another machine may answer under this address",
-            next="if it was installed anew: iotctl cluster trust "
+            why="another machine may answer at this address",
+            next="if the machine was reinstalled: iotctl cluster trust "
             + " ".join(f"--replace {n}" for n in unnamed),
         )
 
 
 def accept(source: ClusterSource, found: Sequence[tuple[EnrolledHost, HostKey | None]]) -> None:
-    """Write the keys that the cluster's file lacks or has otherwise."""
+    """Write the keys that are missing or different in the cluster's known_hosts."""
     keys = [key for row, key in found if key is not None and row.state != "known"]
     if keys:
         KnownHosts(source.directory).put(keys)

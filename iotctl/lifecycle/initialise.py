@@ -1,4 +1,4 @@
-"""A new cluster.yaml for machines that are named on the command line."""
+"""Writes a new cluster.yaml for machines named on the command line."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from iotctl.spec.find import SPEC_NAME, authority_dir
 
 
 class Initialised(msgspec.Struct, frozen=True):
-    """Both are paths."""
+    """Paths of cluster.yaml and of the authority."""
 
     file: str
     authority: str
@@ -32,24 +32,27 @@ def initialise(
     env: Mapping[str, str],
     dry_run: bool = False,
 ) -> Initialised:
-    """Write `directory`/cluster.yaml with one node a host, and make the authority.
+    """Write `directory`/cluster.yaml with one node per host, and create the authority.
 
     Args:
-        dry_run: only find out whether that can be done, and where they would be.
+        dry_run: only check whether that is possible, and return the paths.
 
     Raises:
-        RefusedProblem: either is there already.
-        UsageProblem: fewer machines than copies, or one that is named twice.
+        RefusedProblem: the file or the authority exists already.
+        UsageProblem: there are fewer machines than replicas, or a machine is named twice.
     """
     path = directory / SPEC_NAME
     if path.exists():
-        raise RefusedProblem(f"{path} is there already", next="iotctl cluster deploy")
+        raise RefusedProblem(f"{path} exists already; nothing was changed", next="iotctl cluster deploy")
     if len(set(hosts)) != len(hosts):
-        raise UsageProblem("a machine is named twice", next="name each once; edit cluster.yaml for more")
+        raise UsageProblem(
+            "a machine is named twice; nothing was changed",
+            next="name each machine once; for several nodes on one machine, edit cluster.yaml",
+        )
     if len(hosts) < replicas:
         raise UsageProblem(
-            f"{len(hosts)} machines cannot hold {replicas} copies",
-            next=f"name more, or --replicas {len(hosts)}",
+            f"{replicas} replicas need {replicas} machines, not {len(hosts)}; nothing was changed",
+            next=f"name more machines, or set --replicas {len(hosts)}",
         )
     with ExitStack() as after:
         beside = Path(after.enter_context(TemporaryDirectory())) if dry_run else directory
@@ -60,7 +63,7 @@ def initialise(
         authority = authority_dir(source, env)
         if credentials.has_authority(source, env):
             raise RefusedProblem(
-                f"a cluster {name} was made here before: {authority}",
+                f"a cluster {name} was created here before: {authority} exists; nothing was changed",
                 next="choose another --name, or move that directory away",
             )
         if not dry_run:
@@ -75,7 +78,7 @@ def _text(hosts: Sequence[str], name: str, replicas: int) -> str:
         "cluster:",
         f"  name: {_plain(name)}",
         f"  replicas: {replicas}",
-        "# How machines are reached and where nodes live: see docs/reference/files.md.",
+        "# Settings for SSH and for the nodes' directories: see docs/reference/files.md.",
         "nodes:",
     ]
     for number, word in enumerate(hosts, 1):

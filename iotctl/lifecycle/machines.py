@@ -1,4 +1,4 @@
-"""Open connections to the machines of a cluster's nodes, for the length of one command."""
+"""Connections to the machines of a cluster's nodes, open for the duration of one command."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,13 @@ from iotctl.spec.cluster import ClusterSource, NodeEntry
 B = TypeVar("B")
 
 OnDone = Callable[[int], None]
-"""Hears how many machines are over."""
+"""Called with the number of machines that are done."""
 
 
 class Machines:
-    """One connection for each node, opened when it is first used and kept until the end.
+    """One connection per node, opened when first used and kept until the end.
 
-    `timeout_s` is that of the whole command. `ahead`: connections that are begun already.
+    `timeout_s` is that of the whole command. `ahead`: connections that were prefetched.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Machines:
         work: Callable[[NodeEntry, Host], B],
         done: OnDone = lambda count: None,
     ) -> dict[str, B | Unreachable]:
-        """The same on all machines at once; by node name, in the order of `nodes`."""
+        """Run `work` on all machines in parallel; results by node name, in the order of `nodes`."""
         answers = each(nodes, lambda node: work(node, self.of(node)), done)
         return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
 
@@ -96,21 +96,21 @@ def look(source: ClusterSource, node: NodeEntry, host: Host) -> Found:
     """What the machine holds of `node`.
 
     Raises:
-        Unreachable: it does not tell.
-        RefusedProblem: it holds what we may not read: taken for nothing, a living node would be overwritten.
+        Unreachable: the machine did not answer.
+        RefusedProblem: we may not read some of it. If that were ignored, a live node could be overwritten.
     """
     runs, held = ask(host, _about_agent(source, node), _about_node(source, node))
     return _readable(source, node, deployment.found_in(held, running_in(runs)))
 
 
 def facts_of(source: ClusterSource, node: NodeEntry, host: Host) -> Facts:
-    """The machine alone. Raises `Unreachable`."""
+    """The facts of the machine, without those of its node. Raises `Unreachable`."""
     machine, runs = ask(host, _about_machine(source, node), _about_agent(source, node))
     return facts.facts_of(machine, host, agent=bool(running_in(runs).agent))
 
 
 def examine(source: ClusterSource, node: NodeEntry, host: Host) -> tuple[Facts, Found]:
-    """The machine and what it holds of `node`, in one trip. Raises as `look`."""
+    """The machine and what it holds of `node`, in one round trip. Raises as `look`."""
     machine, runs, held = ask(
         host, _about_machine(source, node), _about_agent(source, node), _about_node(source, node)
     )
@@ -141,7 +141,7 @@ def _readable(source: ClusterSource, node: NodeEntry, found: Found) -> Found:
     if found.unreadable:
         path, _, owner = found.unreadable[0].rpartition(" ")
         raise RefusedProblem(
-            f"{node.name}: {path} belongs to {owner}, and {found.user} may not read it; nothing was changed",
+            f"{node.name}: {path} belongs to {owner} and {found.user} may not read it; nothing was changed",
             next=f"log in as {owner}: ssh: {{user: {owner}}} in {source.path.name}",
             where=node.name,
         )
@@ -153,24 +153,25 @@ def service(source: ClusterSource, node: NodeEntry, host: Host, found: Found) ->
 
 
 def chosen(source: ClusterSource, names: Sequence[str]) -> list[NodeEntry]:
-    """The named nodes, all without names; in the order of the file.
+    """The named nodes in the order of the file; without names, all nodes.
 
     Raises:
-        UsageProblem: a name that is not in the file.
+        UsageProblem: a name is not in the file.
     """
     unknown = [n for n in names if n not in source.node_names]
     if unknown:
         raise UsageProblem(
-            f"{', '.join(unknown)}: not in {source.path}", next=f"nodes are {', '.join(source.node_names)}"
+            f"{source.path} does not list {', '.join(unknown)}",
+            next=f"name nodes of the file: {', '.join(source.node_names)}",
         )
     return [n for n in source.file.nodes if not names or n.name in names]
 
 
 def all_or_raise(answers: Mapping[str, B | Unreachable], what: str) -> dict[str, B]:
-    """The answers when every machine gave one.
+    """The answers, if every machine gave one.
 
     Raises:
-        Unreachable: the first that did not, with the names of all.
+        Unreachable: the error of the first machine without an answer, with the names of the others.
     """
     silent = {n: a for n, a in answers.items() if isinstance(a, Unreachable)}
     if silent:

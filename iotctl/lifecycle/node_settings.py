@@ -1,7 +1,7 @@
-"""The `node.yaml` of every node, from cluster.yaml and from what the nodes have already. Pure.
+"""The `node.yaml` of every node, from cluster.yaml and the nodes' present files. Pure.
 
-A cluster is born once: its first nodes carry the same list of seeds for ever, and a node that comes later
-says `join`. So what a node has of both is kept, and only a fleet without any is given them anew.
+A cluster forms once: its first nodes keep the same list of seeds, and a node added later has `join`. Both are
+therefore retained in an existing `node.yaml`, and only a fleet without any gets new ones.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,25 +17,25 @@ from nodeagent.model.config import ClusterSettings, Seed
 from nodeagent.partition.ring import initial_ring
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Of what we wrote ourselves, and a fleet has many of them."""
+"""The fast loader: a fleet has many of these files, and we wrote them ourselves."""
 
 
 def is_new(existing: Mapping[str, str]) -> bool:
-    """Whether no node has been given a cluster yet."""
+    """Whether no node belongs to a cluster yet."""
     return not any(existing.values())
 
 
 def node_settings(
     source: ClusterSource, existing: Mapping[str, str], joining: Collection[str] = ()
 ) -> dict[str, str]:
-    """The text that each node of `existing` should have; its own text where it says the same.
+    """The node.yaml that each node of `existing` should have; its present text if that is equivalent.
 
     Args:
-        existing: the present node.yaml by node, "" where there is none.
-        joining: these come to a cluster that is there, whatever its first nodes were called.
+        existing: the present node.yaml by node, "" without one.
+        joining: nodes that join an existing cluster, even if a first node had the same name.
 
     Raises:
-        RefusedProblem: a node belongs to another cluster, or one with other create-once settings.
+        RefusedProblem: a node belongs to another cluster, or to one with other create-once settings.
     """
     told = check_ours(source, existing)
     first = next((t["seeds"] for t in told.values() if not t.get("join")), None)
@@ -60,7 +60,7 @@ def node_settings(
 
 
 def ring_order(source: ClusterSource) -> list[NodeEntry]:
-    """The nodes of a new cluster in the order of its ring: as listed, or so that zones are kept apart."""
+    """The nodes of a new cluster in ring order: as listed, or reordered to separate zones."""
     from iotctl.plan.layout import spread_order  # takes as long to import as asking a machine does
 
     entries = {n.name: n for n in source.file.nodes}
@@ -69,10 +69,10 @@ def ring_order(source: ClusterSource) -> list[NodeEntry]:
 
 
 def check_layout(source: ClusterSource) -> None:
-    """Refuse a new cluster in which a zone or a weight is not what it seems.
+    """Check that a new cluster's ring respects zones and weights.
 
     Raises:
-        RefusedProblem: says which group or node.
+        RefusedProblem: the ring violates one; names the group or node.
     """
     from iotctl.plan.layout import objections
 
@@ -80,16 +80,16 @@ def check_layout(source: ClusterSource) -> None:
     ring = initial_ring([n.name for n in nodes], [n.weight for n in nodes])
     for _, _, why in objections(ring, source.zones, source.file.cluster.replicas):
         raise RefusedProblem(
-            f"no ring of these nodes was found that meets cluster.yaml: {why}; nothing was changed",
-            next=f"correct zones, weights or the order in {source.path}, or say --accept-layout",
+            f"no ring of these nodes satisfies cluster.yaml: {why}; nothing was changed",
+            next=f"correct the zones, weights or order in {source.path}, or add --accept-layout",
         )
 
 
 def check_ours(source: ClusterSource, existing: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What the nodes say that have a node.yaml.
+    """The parsed node.yaml of each node that has one.
 
     Raises:
-        RefusedProblem: one of them belongs to another cluster, or is another node.
+        RefusedProblem: a node.yaml belongs to another cluster or another node.
     """
     told = {node: _read(node, text) for node, text in existing.items() if text}
     for node, settings in told.items():
@@ -131,7 +131,7 @@ def _check_address(source: ClusterSource, entry: NodeEntry, present: dict[str, A
     if there != listed:
         raise RefusedProblem(
             f"{entry.name} has the address {there}, {source.path.name} says {listed}; nothing was changed",
-            why="the other nodes know it by its address, which it keeps",
+            why="a node's address cannot change: the other nodes know the node by it",
             next=f"write {there} into {source.path}, or: iotctl cluster replace-node {entry.name} NEW",
             where=entry.name,
         )
@@ -147,7 +147,7 @@ def _read(node: str, text: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise _unreadable(node, str(error).replace("\n", " ")) from None
     if not isinstance(found, dict) or not isinstance(found.get("seeds"), list):
-        raise _unreadable(node, "it is no node.yaml")
+        raise _unreadable(node, "the file has no list of seeds")
     return found
 
 
@@ -155,7 +155,7 @@ def _unreadable(node: str, why: str) -> RefusedProblem:
     return RefusedProblem(
         f"{node}: its node.yaml cannot be read; nothing was changed",
         why=why,
-        next="repair it there, or move it away",
+        next=f"repair the file on the machine of {node}, or move it away",
         where=node,
     )
 
@@ -174,7 +174,7 @@ def _check_same(source: ClusterSource, node: str, settings: dict[str, Any]) -> N
         raise _unreadable(node, str(error)) from None
     if present.name != wanted.name:
         raise RefusedProblem(
-            f"{node} belongs to cluster {present.name!r}, {source.path.name} says {wanted.name!r};"
+            f"{node} belongs to cluster {present.name!r}, but {source.path.name} says {wanted.name!r};"
             " nothing was changed",
             next=f"correct host or data_dir in {source.path}",
             where=node,
@@ -186,7 +186,8 @@ def _check_same(source: ClusterSource, node: str, settings: dict[str, Any]) -> N
     ]
     if differ:
         raise RefusedProblem(
-            f"a cluster keeps the settings it was made with; nothing was changed: {'; '.join(differ)}",
-            next=f"write the present values into {source.path}",
+            f"{source.path.name} changes settings that are fixed when a cluster is created: "
+            f"{'; '.join(differ)}; nothing was changed",
+            next=f"write the cluster's values into {source.path}",
             where=node,
         )

@@ -1,11 +1,11 @@
-"""Restart agents a few at a time, so that the cluster serves all the while.
+"""Rolling restart: restarts agents a few at a time while the cluster keeps serving.
 
-Between nodes the same gate as `ok-to-stop`: the next ones stop only while every group keeps its quorum
-without them, by what the nodes themselves say now. It fails closed: at the first doubt nothing more stops.
+Each batch passes the same gate as `ok-to-stop`: its nodes stop only if every group keeps its quorum without
+them, by the nodes' present statuses. The restart fails closed: at the first doubt, no further node stops.
 """
 
-import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,29 +16,31 @@ from iotctl.observe.cluster import Cluster
 from iotctl.observe.collect import Facts, collect
 from iotctl.observe.events import audit_of
 from iotctl.observe.stopping import OkToStop, decide, ok_to_stop
+from iotctl.observe.timing import REAL_TIME, Timing
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.features import Feature
 from nodeagent.model.ids import META
 from nodeagent.model.requests import Accepted, Drain, NodeStatus
 
 GATE_S = 120.0
-"""How long a node may take to come back, and groups to be whole again, before the rest is left alone."""
+"""How long a node may take to come back, and groups to recover, before the restart ends."""
 
 STILL_S = 10.0
-"""How long whoever leads after a drain may take to hear its followers."""
+"""How long a new leader may take to hear its followers after a drain."""
 
 POLL_S = 0.25
 
 BY_A_ROLL = ", to restart it"
-"""Follows the operator's name in the audit: before `Feature.REASONS` nothing else says why a node drains."""
+"""Suffix of the operator's name in the audit log: before `Feature.REASONS`, the only record of why a node
+drains."""
 
 OnStep = Callable[[str, int, int, str], None]
-"""Hears what is done, how many of how many nodes are over, and which node it is about."""
+"""Called with the step, how many of how many nodes are done, and the node concerned."""
 
 
 class Rolled(msgspec.Struct, frozen=True):
-    """`order`: which nodes were down together, one list after the other. `draining`: those that were draining
-    before, and still are. `undrained`: those that a roll which was killed had left draining."""
+    """`order`: the batches of nodes that were down together. `draining`: the nodes that were draining before
+    and still are. `undrained`: the nodes that a killed rolling restart had left draining."""
 
     restarted: list[str]
     order: list[list[str]]
@@ -47,8 +49,8 @@ class Rolled(msgspec.Struct, frozen=True):
 
 
 class Waves(msgspec.Struct, frozen=True):
-    """A roll as it would go while the cluster stays as it is: `waves` stop one after the other, `blocked` not
-    at all, for `why`."""
+    """A rolling restart as it would go in the present state of the cluster: `waves` stop one after the other;
+    `blocked` nodes cannot stop, because of `why`."""
 
     waves: list[list[str]]
     blocked: list[str]
@@ -59,11 +61,11 @@ def plan_waves(cluster: Cluster, names: Sequence[str], at_once: int) -> Waves:
     """What `rolling` would do, by the same gate; nothing is stopped.
 
     Raises:
-        Unreachable: no agent tells which groups there are.
+        Unreachable: no agent returned the list of groups.
     """
     facts = collect(cluster)
     if facts.view is None:
-        raise Unreachable("no agent tells which groups there are", next="iotctl cluster status")
+        raise Unreachable("no agent returned the list of groups", next="iotctl cluster status")
     known = {n.node for n in facts.view.nodes}
     waves = [[n] for n in names if n not in known]
     left = [n for n in names if n in known]
@@ -74,7 +76,7 @@ def plan_waves(cluster: Cluster, names: Sequence[str], at_once: int) -> Waves:
 
 
 def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int) -> list[str]:
-    """Those of `names` whose agent runs for more than `age_ms` by its own clock, or does not answer."""
+    """Those of `names` whose agent has run for longer than `age_ms` by its own clock, or does not answer."""
     statuses = cluster.statuses()
     found = []
     for name in names:
@@ -85,7 +87,7 @@ def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int) -> list[
 
 
 def left_draining(cluster: Cluster) -> list[str]:
-    """Nodes that only a roll wanted to drain; who holds the lock knows that it was killed."""
+    """Nodes that drain only because of a rolling restart; to the holder of the lock, a killed one."""
     view = cluster.meta(strong=True)
     if view.level >= Feature.REASONS:
         return [n.node for n in view.nodes if n.for_restart]
@@ -98,107 +100,171 @@ def left_draining(cluster: Cluster) -> list[str]:
     return [n for n in draining if last.get(n, "").endswith(BY_A_ROLL)]
 
 
+@dataclass(frozen=True, slots=True)
+class RollRequest:
+    """How to restart.
+
+    `command`: the operator's command, shown as the way to continue. `at_once`: how many nodes may be down at
+    the same time. `alone`: the caller holds the lock, so no other rolling restart runs. `gate_s`: see
+    `GATE_S`.
+    """
+
+    by: str
+    command: str
+    at_once: int = 1
+    alone: bool = False
+    gate_s: float = GATE_S
+
+
 def rolling(
     cluster: Cluster,
     agents: Agents,
     names: Sequence[str],
+    request: RollRequest,
     *,
-    by: str,
-    command: str,
-    at_once: int = 1,
-    alone: bool = False,
+    on_step: OnStep,
     between: Callable[[str], None] = lambda node: None,
     check: Callable[[], int] = lambda: 0,
-    on_step: OnStep,
-    gate_s: float = GATE_S,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    timing: Timing = REAL_TIME,
 ) -> Rolled:
-    """Restart `names`, at most `at_once` at the same time; those the cluster does not know hold nothing, and
-    come first. Before that, what a killed roll left draining may lead again.
+    """Restart `names`, at most `at_once` at the same time. Nodes that the cluster does not know hold no data
+    and come first. Before that, nodes that a killed rolling restart left draining are undrained.
 
     Args:
-        alone: the caller holds the lock, so that no other roll lives.
-        command: what the operator typed, to go on with.
         between: called for a node while it is down.
-        check: called before anything is drained or stopped; the lock's serial. Raises `RefusedProblem` when
-            we must not go on.
+        check: called before anything is drained or stopped; returns the lock's serial. Raises
+            `RefusedProblem` if the restart must not continue.
 
     Raises:
         RefusedProblem: the first node cannot be stopped safely; nothing was stopped.
-        Partly: some were restarted, the rest were left alone.
+        Partly: some nodes were restarted, the others were left alone.
     """
-    by += BY_A_ROLL
-    undrained = left_draining(cluster) if alone else []
-    for node in undrained:
-        _let_lead(cluster, node, by, check())
-    known = {n.node: n.draining for n in cluster.meta(strong=True).nodes}
-    drained = {n for n, draining in known.items() if draining}
-    order = []
-    for node in names:
-        if node not in known and agents.stop([node]):
-            between(node)
-            agents.start([node])
-            order.append([node])
-    left = [n for n in names if n in known]
-    while left:
-        over, ours, lock = len(names) - len(left), list[str](), 0
+    return _Roll(cluster, agents, names, request, on_step, between, check, timing).run()
+
+
+class _Roll:
+    """One rolling restart."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        agents: Agents,
+        names: Sequence[str],
+        request: RollRequest,
+        on_step: OnStep,
+        between: Callable[[str], None],
+        check: Callable[[], int],
+        timing: Timing,
+    ) -> None:
+        self._cluster = cluster
+        self._agents = agents
+        self._names = names
+        self._request = request
+        self._on_step = on_step
+        self._between = between
+        self._check = check
+        self._timing = timing
+        self._by = request.by + BY_A_ROLL
+        self._drained: set[str] = set()
+        """Nodes that were draining before."""
+
+    def run(self) -> Rolled:
+        cluster, names = self._cluster, self._names
+        undrained = left_draining(cluster) if self._request.alone else []
+        for node in undrained:
+            _let_lead(cluster, node, self._by, self._check())
+        known = {n.node: n.draining for n in cluster.meta(strong=True).nodes}
+        self._drained = {n for n, draining in known.items() if draining}
+        order = []
+        for node in names:
+            if node not in known and self._agents.stop([node]):
+                self._between(node)
+                self._agents.start([node])
+                order.append([node])
+        left = [n for n in names if n in known]
+        while left:
+            batch, left = self._next_batch(left)
+            order.append(batch)
+            self._on_step("restarted", len(names) - len(left), len(names), ", ".join(batch))
+        restarted = [n for batch in order for n in batch]
+        return Rolled(restarted, order, [n for n in restarted if n in self._drained], undrained)
+
+    def _next_batch(self, left: list[str]) -> tuple[list[str], list[str]]:
+        """Restart one batch of `left`; returns the batch and the rest.
+
+        Raises:
+            RefusedProblem, BusyProblem, Partly: as `rolling`; our drains are undone as far as possible.
+        """
+        cluster, over = self._cluster, len(self._names) - len(left)
+        ours, lock = list[str](), 0
         try:
-            batch = _gate(cluster, left, at_once, gate_s, clock, sleep)
+            batch = self._gate(left)
             for node in batch:
-                on_step("moving leaders off", over, len(names), node)
-                lock = check()
-                if node not in drained:
+                self._on_step("moving leaders off", over, len(self._names), node)
+                lock = self._check()
+                if node not in self._drained:
                     ours.append(node)
-                set_draining(cluster, node, True, by, lock=lock, for_restart=True)
-            _check_alone(cluster, {*batch, *drained})
-            _wait_still(cluster, batch, clock, sleep)
-            check()
-            on_step("restarting", over, len(names), ", ".join(batch))
-            agents.stop(batch)
+                set_draining(cluster, node, True, self._by, lock=lock, for_restart=True)
+            _check_alone(cluster, {*batch, *self._drained})
+            self._wait_still(batch)
+            self._check()
+            self._on_step("restarting", over, len(self._names), ", ".join(batch))
+            self._agents.stop(batch)
             for node in batch:
-                between(node)
-            agents.start(batch)
-            _wait_back(cluster, batch, 0, gate_s, clock, sleep)
+                self._between(node)
+            self._agents.start(batch)
+            self._wait_back(batch, 0)
             left = [n for n in left if n not in batch]
             index = 0
             while ours:
-                index = _let_lead(cluster, ours[0], by, lock)
+                index = _let_lead(cluster, ours[0], self._by, lock)
                 del ours[0]
-            # Until it has heard of that it is not ready, for whoever asks it.
-            _wait_back(cluster, batch, index, gate_s, clock, sleep)
+            # A node that has not applied its undrain yet reports that it is not ready.
+            self._wait_back(batch, index)
         except (RefusedProblem, BusyProblem, Partly, Unreachable, NodeAgentError) as error:
-            still = _undrain(cluster, ours, by, lock)
-            raise _stopped(error, names, left, command, still) from None
-        except BaseException:  # Ctrl-C: the next try must find the cluster as this one did
-            _undrain(cluster, ours, by, lock)
+            still = _undrain(cluster, ours, self._by, lock)
+            raise _stopped(error, self._names, left, self._request.command, still) from None
+        except BaseException:  # Ctrl-C: leave the cluster as it was
+            _undrain(cluster, ours, self._by, lock)
             raise
-        order.append(batch)
-        on_step("restarted", len(names) - len(left), len(names), ", ".join(batch))
-    restarted = [n for batch in order for n in batch]
-    return Rolled(restarted, order, [n for n in restarted if n in drained], undrained)
+        return batch, left
 
+    def _gate(self, left: Sequence[str]) -> list[str]:
+        """At most `at_once` of `left` that may stop together; waits until there is at least one.
 
-def _gate(
-    cluster: Cluster,
-    left: Sequence[str],
-    at_once: int,
-    gate_s: float,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> list[str]:
-    """At most `at_once` of `left` that may stop together; waits until there is one.
+        `may_stop` ignores a group that has no quorum now, such as a group without a leader. It may be about
+        to recover, so no node stops until every group keeps its quorum.
+        """
+        deadline = self._timing.clock() + self._request.gate_s
+        while True:
+            if batch := _next(facts := collect(self._cluster), left, self._request.at_once):
+                return batch
+            if self._timing.clock() >= deadline:
+                raise _unsafe(decide(facts, left[:1], now_ms=0), left[0])
+            self._timing.sleep(POLL_S)
 
-    A group without a leader has nothing to lose by `may_stop`; it may be about to have one again, so nobody
-    stops until every group keeps its quorum.
-    """
-    deadline = clock() + gate_s
-    while True:
-        if batch := _next(facts := collect(cluster), left, at_once):
-            return batch
-        if clock() >= deadline:
-            raise _unsafe(decide(facts, left[:1], now_ms=0), left[0])
-        sleep(POLL_S)
+    def _wait_still(self, batch: Sequence[str]) -> None:
+        """Wait until the new leaders have heard their followers after the drain; raises `RefusedProblem` if
+        the batch still must not stop after `STILL_S`."""
+        deadline = self._timing.clock() + STILL_S
+        while not (found := ok_to_stop(self._cluster, batch, now_ms=0)).ok:
+            if self._timing.clock() >= deadline:
+                raise _unsafe(found, batch[0])
+            self._timing.sleep(POLL_S)
+
+    def _wait_back(self, batch: Sequence[str], heard: int) -> None:
+        """Wait until all of `batch` serve and have applied the meta group's entry `heard`."""
+        gate_s = self._request.gate_s
+        deadline = self._timing.clock() + gate_s
+        while True:
+            statuses = self._cluster.statuses()
+            waiting = [(n, why) for n in batch if (why := _away(statuses.get(n), heard))]
+            if not waiting:
+                return
+            if self._timing.clock() >= deadline:
+                node, why = waiting[0]
+                raise Unreachable(f"{node} {why} within {gate_s:g} s", next=f"iotctl cluster logs {node}")
+            self._timing.sleep(POLL_S)
 
 
 def _next(facts: Facts, left: Sequence[str], at_once: int) -> list[str]:
@@ -206,31 +272,17 @@ def _next(facts: Facts, left: Sequence[str], at_once: int) -> list[str]:
     return batch if batch and decide(facts, batch, now_ms=0).ok else []
 
 
-def _wait_still(
-    cluster: Cluster,
-    batch: Sequence[str],
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> None:
-    """Draining takes its time, and whoever leads now has yet to hear its followers: raises `RefusedProblem`
-    when the batch may not stop any more."""
-    deadline = clock() + STILL_S
-    while not (found := ok_to_stop(cluster, batch, now_ms=0)).ok:
-        if clock() >= deadline:
-            raise _unsafe(found, batch[0])
-        sleep(POLL_S)
-
-
 def _check_alone(cluster: Cluster, ours: Collection[str]) -> None:
-    """Raises `BusyProblem` when somebody else drains a node too, and may be about to stop it.
+    """Raises `BusyProblem` if another command drains a node too and may be about to stop it.
 
-    Every roll records its drains before it looks for those of others, so of two at least one sees the other.
+    Every rolling restart records its drains before it looks for others, so of two, at least one sees the
+    other.
     """
     others = [n.node for n in cluster.meta(strong=True).nodes if n.draining and n.node not in ours]
     if others:
         raise BusyProblem(
-            f"{', '.join(others)} began to drain meanwhile",
-            why="another restart or upgrade seems to be going on",
+            f"another command began to drain {', '.join(others)}",
+            why="another restart or upgrade seems to be in progress",
             next="iotctl cluster status",
         )
 
@@ -246,46 +298,25 @@ def _unsafe(found: OkToStop, node: str) -> RefusedProblem:
     )
 
 
-def _wait_back(
-    cluster: Cluster,
-    batch: Sequence[str],
-    heard: int,
-    gate_s: float,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> None:
-    """Until all of `batch` serve, and have applied the meta group's entry `heard`."""
-    deadline = clock() + gate_s
-    while True:
-        statuses = cluster.statuses()
-        waiting = [(n, why) for n in batch if (why := _away(statuses.get(n), heard))]
-        if not waiting:
-            return
-        if clock() >= deadline:
-            node, why = waiting[0]
-            raise Unreachable(f"{node} {why} within {gate_s:g} s", next=f"iotctl cluster logs {node}")
-        sleep(POLL_S)
-
-
 def _away(status: NodeStatus | NodeAgentError | None, heard: int) -> str:
     groups = status.groups if isinstance(status, NodeStatus) else ()
     if not groups or any(g.state != "running" for g in groups):
         return "did not come back"
     if any(g.group == META and g.applied < heard for g in groups):
-        return "is back and did not hear that it may lead again"
+        return "is back but did not apply the end of its drain"
     return ""
 
 
 def _let_lead(cluster: Cluster, node: str, by: str, lock: int) -> int:
-    """Index of the entry of the meta group that says so."""
+    """Undrain the node; returns the index of the meta group's entry that records it."""
     reply = cluster.call_meta(Drain(node, False, by, lock, for_restart=True))
     assert isinstance(reply, Accepted), reply
     return reply.index
 
 
 def _undrain(cluster: Cluster, nodes: Sequence[str], by: str, lock: int) -> list[str]:
-    """Let them lead again, when they are back; those for which that could not be recorded. Once the lock is
-    lost that is all of them: another program may want them to drain by now."""
+    """Undrain the nodes; returns those for which that could not be recorded. If the lock was lost, that is
+    all of them: another command may need them to drain by now."""
     still = []
     for node in nodes:
         try:

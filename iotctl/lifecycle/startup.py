@@ -1,4 +1,4 @@
-"""Waiting until a cluster is healthy."""
+"""Waits until a cluster is healthy."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from iotctl.spec.cluster import ClusterSource
 POLL_S = 0.25
 
 NEXT = "next: "
-"""Begins the line in which an agent that ends names the next command."""
+"""Prefix of the line in which an agent that exits names the next command."""
 
 OnStatus = Callable[[ClusterStatus], None]
 
@@ -31,11 +31,11 @@ def wait_healthy(
     """Poll until no problem is an error.
 
     Args:
-        fleet: watched too, so that a local agent that has ended is reported at once with its last words.
+        fleet: watched too, so that a local agent that exits is reported at once with the end of its log.
 
     Raises:
-        Partly: the time ended first.
-        Unreachable: a local agent has ended.
+        Partly: the timeout expired first.
+        Unreachable: a local agent has exited.
     """
     deadline = None if timeout_s is None else clock() + timeout_s
     while True:
@@ -60,12 +60,12 @@ def check_alive(fleet: LocalFleet) -> None:
 
 
 def _ended(node: str, fleet: LocalFleet) -> Unreachable:
-    """With the agent's last words: its own next command, where it names one."""
+    """The error of an agent that exited: the end of its log, and the next command if the log names one."""
     *words, last = fleet.log_tail(node, 2).splitlines() or [""]
     log = f"see {fleet.directory / node / 'agent.log'}"
     if not last.startswith(NEXT):
         return Unreachable(
-            f"the agent of {node} has ended", why=" | ".join(filter(None, [*words, last])), next=log
+            f"the agent of {node} has exited", why=" | ".join(filter(None, [*words, last])), next=log
         )
     why = " | ".join(w.removeprefix("error: ") for w in words)
-    return Unreachable(f"the agent of {node} has ended", why=why, next=f"{last.removeprefix(NEXT)} ({log})")
+    return Unreachable(f"the agent of {node} has exited", why=why, next=f"{last.removeprefix(NEXT)} ({log})")

@@ -158,7 +158,7 @@ def test_list_and_show_agree_on_the_bytes(spec: Path) -> None:
     assert [o["bytes_done"] for o in shown] == [3500, 3500]
 
 
-def test_no_stage_takes_less_than_nothing(spec: Path) -> None:
+def test_no_stage_has_a_negative_duration(spec: Path) -> None:
     """Its ends are told by the clocks of two leaders."""
     operation = make_operation("op-9", stage=Stage.DONE)
     operation.stages[0].left_ms = operation.stages[0].entered_ms - 13
@@ -217,7 +217,7 @@ def test_a_node_that_is_listed_instead_of_another_takes_its_place(spec: Path) ->
     assert "left alone without --allow-remove: node3" in alone.err
 
 
-def test_a_check_of_apply_asks_with_all_the_step_is_given(spec: Path) -> None:
+def test_the_check_of_apply_uses_all_options_of_the_step(spec: Path) -> None:
     """Without --allow-remove nothing differs; with it a node would go."""
     (spec / "cluster.yaml").write_text(SPEC.replace(NODE3, ""))
     for allow, state in (("false", "no_change"), ("true", "would_change")):
@@ -230,7 +230,7 @@ def test_a_check_of_apply_asks_with_all_the_step_is_given(spec: Path) -> None:
         assert [s["state"] for s in json.loads(done.out)["steps"]] == [state], done.out
 
 
-def test_nodes_that_come_and_go_are_one_plan_in_which_no_slot_moves_twice(spec: Path) -> None:
+def test_added_and_removed_nodes_are_one_plan_that_moves_no_slot_twice(spec: Path) -> None:
     """The heavier one cannot take the place of another, so it comes before node3 leaves."""
     heavy = NODE6.replace("}", ", weight: 2}")
     more = heavy.replace("node6", "node7").replace("7006", "7007").replace(", weight: 2", "")
@@ -264,7 +264,7 @@ def test_differences_that_no_plan_resolves_are_named(spec: Path) -> None:
     assert done.code == 0 and "node4: weight stays 1, cluster.yaml says 2" in done.err
 
 
-def test_zones_are_kept_apart_or_the_plan_is_refused(spec: Path) -> None:
+def test_a_plan_that_violates_zones_is_refused(spec: Path) -> None:
     zones = SPEC
     for i, zone in enumerate("abcab", 1):
         zones = zones.replace(f"700{i}}}", f"700{i}, zone: {zone}}}")
@@ -359,7 +359,7 @@ def test_cancel_names_its_cost(spec: Path) -> None:
     early = FakeCluster(operations=[make_operation("op-9", stage=Stage.SEALED, copied=2)])
     asked = iotctl(spec, "ops", "cancel", "op-9", cluster=early)
     assert asked.code == Exit.REFUSED and not early.steered
-    assert "10 slots reopen in node1.1; 2.9 KiB copied so far are thrown away" in asked.err
+    assert "10 slots reopen in node1.1; 2.9 KiB copied so far are discarded" in asked.err
 
 
 def test_several_open_operations_must_be_named(spec: Path) -> None:
@@ -379,7 +379,7 @@ def test_cancel_only_up_to_sealed(spec: Path) -> None:
     assert [s.verb for s in early.steered] == ["cancel"]
 
 
-def test_a_wait_that_ends_first_is_partly(spec: Path) -> None:
+def test_a_wait_that_times_out_is_partly_done(spec: Path) -> None:
     """Exit 6; the last line is the exact command to go on."""
     cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
     done = iotctl(spec, "cluster", "wait", "--for", "op=op-9", "--timeout", "300ms", cluster=cluster)
@@ -420,7 +420,7 @@ def removal(stage: Stage) -> FakeCluster:
         (("ops", "release", "op-9"), Stage.MOVING),
     ],
 )
-def test_a_removal_is_ended_here_by_whoever_sees_its_end(
+def test_any_command_that_sees_a_removal_end_completes_it(
     spec: Path, words: tuple[str, ...], stage: Stage
 ) -> None:
     """Else the node stays in cluster.yaml and `apply` would add it again."""
@@ -429,7 +429,7 @@ def test_a_removal_is_ended_here_by_whoever_sees_its_end(
     assert "node3" not in (spec / "cluster.yaml").read_text() and "-  - {name: node3" in done.err
 
 
-def test_a_removal_interrupted_while_the_agent_ends_is_ended_by_the_next_command(
+def test_the_next_command_completes_a_removal_interrupted_while_the_agent_stops(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the agent ran on in a directory that no file names, and no node of its name could come again."""
@@ -449,7 +449,7 @@ def test_a_removal_interrupted_while_the_agent_ends_is_ended_by_the_next_command
     assert ended == ["node3"] * 2 and "node3" not in (spec / "cluster.yaml").read_text()
 
 
-def test_where_the_files_of_a_removed_node_lie_is_said_though_the_spec_cannot_be_edited(
+def test_the_place_of_a_removed_nodes_files_is_shown_even_if_the_spec_cannot_be_edited(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next command finds nothing to put aside, and could not say it."""
@@ -459,7 +459,7 @@ def test_where_the_files_of_a_removed_node_lie_is_said_though_the_spec_cannot_be
     assert done.code != 0 and "node3: its files are in /removed" in done.err
 
 
-def test_a_playbook_ends_a_removal_that_nobody_waited_for(spec: Path) -> None:
+def test_a_playbook_completes_a_removal_that_no_command_waited_for(spec: Path) -> None:
     """iotctl was killed while the node left; the agents ended it alone. The step is not done before the file
     is right; then it is, and changes nothing more."""
     (spec / "p.yaml").write_text(
@@ -476,7 +476,7 @@ def test_a_playbook_ends_a_removal_that_nobody_waited_for(spec: Path) -> None:
     assert json.loads(again.out)["changed"] == 0
 
 
-def test_a_plan_applied_again_ends_a_removal_that_nobody_waited_for(spec: Path) -> None:
+def test_applying_a_plan_again_completes_a_removal_that_no_command_waited_for(spec: Path) -> None:
     cluster = FakeCluster()
     assert iotctl(spec, "plan", "remove-node", "node3", "--out", "p.json", cluster=cluster).code == 0
     assert iotctl(spec, "apply", "p.json", "--yes", "--no-wait", cluster=cluster).code == 0
@@ -489,7 +489,7 @@ def test_a_plan_applied_again_ends_a_removal_that_nobody_waited_for(spec: Path) 
     assert not json.loads(looked.out).get("steps")
 
 
-def test_a_node_that_came_back_is_not_removed_by_its_old_operation(spec: Path) -> None:
+def test_a_node_that_rejoined_is_not_removed_by_its_old_operation(spec: Path) -> None:
     cluster = removal(Stage.DONE)
     cluster.names.append("node3")
     assert iotctl(spec, "ops", "wait", "op-9", cluster=cluster).code == 0
@@ -618,9 +618,7 @@ def test_a_change_of_nodes_is_planned_from_a_saved_status(spec: Path, change: st
 @pytest.mark.parametrize(
     "content", ["", "{}", '{"unread": ["node1.1"]}', '{"slots": -1}', '{"ranges": []}', '{"ring": []}', None]
 )
-def test_a_saved_status_that_is_none_or_incomplete_is_an_input_problem(
-    spec: Path, content: str | None
-) -> None:
+def test_an_invalid_or_incomplete_saved_status_is_an_input_problem(spec: Path, content: str | None) -> None:
     """Missing, empty, of another kind, with a group nobody told of or without a table: exit 3 and how to
     make one."""
     cluster = FakeCluster()
@@ -652,7 +650,7 @@ def test_a_rebalance_is_shown_without_a_node(spec: Path) -> None:
     assert late.code == Exit.REFUSED and late.err.rstrip().endswith("iotctl plan rebalance")
 
 
-def test_a_node_that_answers_is_not_dead_unless_it_is_another_under_its_name() -> None:
+def test_a_node_that_answers_is_not_dead_unless_its_incarnation_differs() -> None:
     """An agent with a wiped disk has a new incarnation; what the cluster waits for is the old one."""
     cluster = FakeCluster()
     own = {"node2": cluster.status("node2")}
@@ -666,7 +664,7 @@ def test_a_node_that_answers_is_not_dead_unless_it_is_another_under_its_name() -
         check_silent({**own, "node1": heard}, "node2", "inc-before")
 
 
-def test_a_node_that_lags_behind_does_not_end_the_wait() -> None:
+def test_a_lagging_node_does_not_end_the_wait() -> None:
     """Its view lacks an operation that was begun a moment ago; found by seed 953 of the random operations."""
 
     class Lagging(FakeCluster):

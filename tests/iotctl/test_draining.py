@@ -40,7 +40,7 @@ def test_a_drained_node_leads_nothing_and_status_says_so(spec: Path) -> None:
     assert json.loads(iotctl(spec, "cluster", "status", "-o", "json", cluster=cluster).out)["problems"] == []
 
 
-def test_a_drain_that_nobody_can_take_over_is_partly_done(spec: Path) -> None:
+def test_a_drain_without_another_voter_is_partly_done(spec: Path) -> None:
     """Exit 6 with the groups: the neighbours drain too."""
     cluster = FakeCluster(drained={"node2", "node3"})
     done = iotctl(spec, "cluster", "drain", "node1", "--timeout", "300ms", cluster=cluster)
@@ -62,7 +62,9 @@ def test_an_unknown_node_is_named(spec: Path) -> None:
 
 
 @pytest.mark.parametrize("level", [FIRST, Feature.REASONS])
-def test_what_a_killed_roll_drains_a_person_may_keep_drained(spec: Path, level: int) -> None:
+def test_an_operator_can_keep_a_node_drained_that_a_killed_restart_left_draining(
+    spec: Path, level: int
+) -> None:
     """The next roll would let it lead again, though somebody wants it not to by now."""
     cluster = FakeCluster(level=level)
     cluster.call_meta(Drain("node2", True, f"me{BY_A_ROLL}", for_restart=True))

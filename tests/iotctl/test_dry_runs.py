@@ -73,11 +73,15 @@ def test_drains(place: Path) -> None:
     """Lists the leaderships that a node would transfer; nothing for a node that is draining already."""
     cluster = FakeCluster()
     keeps, hands = would(place, "cluster drain node1", cluster)
-    assert keeps == "keep node1 from leading" and hands.startswith("hand over ") and "node1.1" in hands
+    assert (
+        keeps == "prevent node1 from leading groups"
+        and hands.startswith("transfer the leadership of ")
+        and "node1.1" in hands
+    )
     assert would(place, "cluster undrain node1", cluster) == []
     cluster.drained = {"node1"}
     assert would(place, "cluster drain node1", cluster) == []
-    assert would(place, "cluster undrain node1", cluster) == ["let node1 lead again"]
+    assert would(place, "cluster undrain node1", cluster) == ["allow node1 to lead groups"]
     cluster.audit.append((1, f"ann{BY_A_ROLL}", "drain node1"))
     (keep,) = would(place, "cluster drain node1", cluster)
     assert keep.startswith("keep node1 draining")

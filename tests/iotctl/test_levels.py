@@ -31,7 +31,7 @@ def status(spec: Path, cluster: FakeCluster) -> dict[str, Any]:
     return found
 
 
-def test_the_level_is_raised_when_it_is_said_so(spec: Path) -> None:
+def test_the_level_is_raised_on_request(spec: Path) -> None:
     cluster = upgraded()
     assert (status(spec, cluster)["feature_level"], status(spec, cluster)["feature_level_possible"]) == (1, 2)
     assert "iotctl cluster finalize-upgrade" in iotctl(spec, "cluster", "status", cluster=cluster).out
@@ -64,7 +64,7 @@ def test_there_is_nothing_to_do_twice(spec: Path) -> None:
     ],
     ids=["older", "down", "both"],
 )
-def test_a_node_that_might_not_follow_is_named(
+def test_a_node_that_may_not_support_the_level_is_named(
     spec: Path, cluster: FakeCluster, names: str, step: str
 ) -> None:
     done = iotctl(spec, *FINALIZE, "--yes", cluster=cluster)
@@ -72,14 +72,16 @@ def test_a_node_that_might_not_follow_is_named(
     assert cluster.level == 1 and status(spec, cluster)["feature_level_possible"] == 1
 
 
-def test_it_is_not_over_before_every_node_knows(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finalize_waits_until_every_node_has_applied_the_level(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A release with another library must not be installed on one that does not."""
     monkeypatch.setattr(levels, "WAIT_S", 0.5)
     cluster = upgraded(down="node5")
     cluster.down, cluster.unaware = set(), {"node2", "node4"}
     for _ in range(2):
         done = iotctl(spec, *FINALIZE, "--yes", cluster=cluster)
-        assert done.code == Exit.PARTLY and "node2, node4 did not learn of it" in done.err, done.err
+        assert done.code == Exit.PARTLY and "node2, node4 did not apply it" in done.err, done.err
     assert cluster.level == 2
     cluster.unaware = set()
     assert iotctl(spec, *FINALIZE, "--yes", cluster=cluster).code == 0
@@ -88,7 +90,7 @@ def test_it_is_not_over_before_every_node_knows(spec: Path, monkeypatch: pytest.
         levels.await_level(cluster, 2, clock=count().__next__, sleep=lambda s: None)
 
 
-def test_a_node_that_cannot_follow_any_more_is_a_problem(spec: Path) -> None:
+def test_a_node_that_no_longer_supports_the_level_is_a_problem(spec: Path) -> None:
     """It went back to the release before when the level was raised already."""
     cluster = upgraded("node3")
     cluster.level = 2
@@ -99,7 +101,7 @@ def test_a_node_that_cannot_follow_any_more_is_a_problem(spec: Path) -> None:
         "code": "release",
         "node": "node3",
         "group": "",
-        "message": "the cluster is at feature level 2, node3 speaks 1: the others do not hear it",
+        "message": "the cluster is at feature level 2, node3 speaks 1: the other nodes ignore it",
         "next": "iotctl cluster upgrade node3",
     }
     assert not found["healthy"]

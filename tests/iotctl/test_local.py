@@ -239,7 +239,7 @@ def test_local_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert iotctl(tmp_path, "local", "status").code == Exit.REFUSED
 
 
-def test_up_reports_an_agent_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_reports_an_agent_that_exits_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 4 with the agent's last words, not a timeout."""
 
     def failing(directory: Path) -> Sequence[str]:
@@ -249,11 +249,11 @@ def test_up_reports_an_agent_that_ends_at_once(tmp_path: Path, monkeypatch: pyte
     cluster = FakeCluster(down={f"node{i}" for i in range(1, 6)})
     done = iotctl(tmp_path, "local", "up", "--nodes", "5", cluster=cluster)
     assert done.code == Exit.UNREACHABLE
-    assert "has ended" in done.err
+    assert "has exited" in done.err
     assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
 
 
-def test_up_gives_the_next_command_of_an_agent_that_ends(
+def test_up_shows_the_next_command_of_an_agent_that_exits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the agent says must be done is what `local up` says must be done, not a part of the reason."""
@@ -333,7 +333,7 @@ def test_a_new_node_whose_change_may_have_begun_keeps_running(fleet: LocalFleet)
     assert fleet.nodes()[-1].name == "node4" and fleet.nodes()[-1].pid is not None
 
 
-def test_ctrl_c_while_an_agent_starts_leaves_none_that_is_on_no_record(
+def test_ctrl_c_during_a_start_leaves_no_unrecorded_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started_at = process._started
@@ -357,7 +357,7 @@ def test_ctrl_c_while_an_agent_starts_leaves_none_that_is_on_no_record(
 
 
 @pytest.mark.parametrize("call", ["write_bytes", "replace"])
-def test_a_full_disk_leaves_no_agent_that_is_on_no_record(
+def test_a_full_disk_leaves_no_unrecorded_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """Without room for the record nothing is started; one whose record fails after all is ended. The error

@@ -20,7 +20,7 @@ from iotctl.errors import BusyProblem, InputProblem, Partly, RefusedProblem
 from iotctl.lifecycle import destroy as destroying
 from iotctl.lifecycle.destroy import Doomed
 from iotctl.lifecycle.machines import Machines
-from iotctl.lifecycle.rolling import rolling
+from iotctl.lifecycle.rolling import RollRequest, rolling
 from iotctl.plan.apply import from_json
 from iotctl.playbook.journal import RETRY_S, FileJournal, RunJournal, bring
 from iotctl.playbook.model import Entry
@@ -79,7 +79,7 @@ def test_a_run_is_refused_while_another_program_works_and_begins_nothing(place: 
         "cert renew --yes",
     ],
 )
-def test_nothing_is_done_while_another_program_is_at_it(
+def test_nothing_is_done_while_another_command_holds_the_lock(
     place: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two that ask at the same moment are each told that their node may stop."""
@@ -92,7 +92,7 @@ def test_nothing_is_done_while_another_program_is_at_it(
     assert not cluster.begun and (place / "cluster.yaml").read_text() == SPEC
 
 
-def test_the_audit_log_tells_which_plan_was_carried_out(place: Path) -> None:
+def test_the_audit_log_names_the_executed_plan(place: Path) -> None:
     cluster = FakeCluster()
     words = ("plan", "remove-node", "node3", "--out", "p.json", "-o", "json")
     assert iotctl(place, *words, cluster=cluster).code == 0
@@ -105,7 +105,7 @@ def test_the_audit_log_tells_which_plan_was_carried_out(place: Path) -> None:
     assert plan_digest(other) != plan_digest(plan)
 
 
-def test_the_lock_is_held_until_the_change_is_begun_and_no_longer(place: Path) -> None:
+def test_the_lock_is_released_once_the_change_has_begun(place: Path) -> None:
     """The agents do it from then on, for hours perhaps; nobody has to wait for whoever watches it."""
 
     class Watched(FakeCluster):
@@ -122,7 +122,7 @@ def test_the_lock_is_held_until_the_change_is_begun_and_no_longer(place: Path) -
     assert done.code == 0 and len(cluster.begun) == 1, done.err
 
 
-def test_a_change_goes_on_with_the_client_that_the_lock_left_open(place: Path) -> None:
+def test_a_change_uses_the_client_that_is_open_under_the_lock(place: Path) -> None:
     """Nodes that did not answer in time close the client; the change is asked of the one connected next."""
 
     class Slow(FakeCluster):
@@ -147,7 +147,7 @@ def test_a_change_goes_on_with_the_client_that_the_lock_left_open(place: Path) -
     assert made[0].closed and [len(c.begun) for c in made] == [0, 1]
 
 
-def test_another_machine_goes_on_with_a_run(place: Path) -> None:
+def test_another_machine_continues_a_run(place: Path) -> None:
     """With nothing of the first one's: the record is the cluster's."""
     cluster = FakeCluster()
     assert play(place, cluster).code == 5 and cluster.drained == {"node1"}
@@ -161,7 +161,7 @@ def test_another_machine_goes_on_with_a_run(place: Path) -> None:
     assert play(place, cluster, "--resume", home="nowhere").code == 2, "nothing is left unfinished"
 
 
-def test_a_run_on_a_cluster_that_does_not_answer_is_told_to_it_later(place: Path) -> None:
+def test_a_run_is_recorded_in_the_cluster_once_it_answers(place: Path) -> None:
     cluster, now, found = FakeCluster(down={"node1", "node2", "node3"}), [0.0], []
 
     def keeper() -> HeldLock | None:
@@ -183,7 +183,7 @@ def test_a_run_on_a_cluster_that_does_not_answer_is_told_to_it_later(place: Path
     assert len(journal.entries()) == 4
 
 
-def test_the_record_of_a_run_that_is_no_text_is_told_by_its_line(place: Path) -> None:
+def test_an_unreadable_record_of_a_run_is_reported_by_its_line(place: Path) -> None:
     path = place / "r1.jsonl"
     journal = FileJournal(path)
     journal.append(Entry("begun", 1, playbook="night"))
@@ -194,7 +194,7 @@ def test_the_record_of_a_run_that_is_no_text_is_told_by_its_line(place: Path) ->
     assert told.value.where == f"{path}:2:1"
 
 
-def test_who_lost_the_lock_begins_no_further_step(place: Path) -> None:
+def test_a_run_that_lost_the_lock_begins_no_further_step(place: Path) -> None:
     """Its lock was taken away while it slept: the next intent is refused, in the cluster itself."""
     cluster = FakeCluster()
     with suppress(Partly), HeldLock(cluster, "a run", "ann", NOW_MS) as held:
@@ -209,7 +209,7 @@ def test_who_lost_the_lock_begins_no_further_step(place: Path) -> None:
             journal.append(Entry("intent", 2, "one"))
 
 
-def test_the_lock_of_a_program_that_died_here_is_taken_over(place: Path) -> None:
+def test_the_lock_of_a_process_that_died_on_this_machine_is_taken(place: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", "pass"])
     ended.wait()
     mine = owner_name("ann")
@@ -231,20 +231,23 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_lock_is_renewed_and_its_loss_is_known(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_renewed_and_its_loss_is_noticed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "TTL_MS", 30)
     cluster = FakeCluster()
-    with pytest.raises(Partly, match="lost meanwhile"), HeldLock(cluster, "a roll", "ann", NOW_MS) as held:
+    with (
+        pytest.raises(Partly, match="lost the cluster lock"),
+        HeldLock(cluster, "a roll", "ann", NOW_MS) as held,
+    ):
         until(lambda: (now := kept(cluster)[0]) is not None and now.renewed > now.serial)
         held.check()
         iotctl(place, "ops", "unlock", str(held.serial), "--yes", cluster=cluster)
         until(lambda: bool(held.lost))
-        with pytest.raises(RefusedProblem, match="lock of the cluster was lost"):
+        with pytest.raises(RefusedProblem, match="the cluster lock was lost"):
             held.check()
     assert "given up: taken away by" in cluster.kept.image.audit[-1][2]
 
 
-def test_who_cannot_renew_knows_that_the_time_is_over() -> None:
+def test_a_lock_that_cannot_be_renewed_counts_as_lost() -> None:
     """Cut off, or asleep with the lid closed: nobody tells, and another may hold it by now."""
     now = [100.0]
 
@@ -259,7 +262,7 @@ def test_who_cannot_renew_knows_that_the_time_is_over() -> None:
         assert "3 s" in renewal.lost
 
 
-def test_a_lock_that_outlived_a_silence_is_held_again() -> None:
+def test_a_lock_is_held_again_after_the_cluster_was_silent() -> None:
     """A playbook stops the whole cluster for a minute: the serial says that nobody had it meanwhile."""
     now, down, asked = [0.0], [True], [0]
 
@@ -276,7 +279,7 @@ def test_a_lock_that_outlived_a_silence_is_held_again() -> None:
         until(lambda: not renewal.lost)
 
 
-def test_a_resumed_run_has_the_lock_before_it_looks(place: Path) -> None:
+def test_a_resumed_run_takes_the_lock_before_it_inspects(place: Path) -> None:
     """What it saw before it had the lock might not be so any more when it begins."""
     cluster = FakeCluster()
     (place / "p.yaml").write_text(BOOK.replace("node2", "node9"))
@@ -300,11 +303,11 @@ def test_the_report_of_a_run_is_written_though_its_lock_was_lost(
 ) -> None:
     monkeypatch.setattr(HeldLock, "lost", property(lambda self: "it could not be renewed"))
     done = play(place, FakeCluster(), "--approve", "sure", "--json", "r.json")
-    assert done.code == 6 and "lost meanwhile" in done.err
+    assert done.code == 6 and "lost the cluster lock" in done.err
     assert (place / "r.json").exists()
 
 
-def test_a_renewal_that_is_refused_for_now_takes_nobodys_lock() -> None:
+def test_a_temporarily_refused_renewal_does_not_lose_the_lock() -> None:
     asked = [0]
 
     def renew() -> None:
@@ -319,14 +322,14 @@ def test_a_renewal_that_is_refused_for_now_takes_nobodys_lock() -> None:
 
 
 @pytest.mark.parametrize("at", [3, 4])
-def test_a_roll_stops_when_its_lock_is_taken(place: Path, at: int) -> None:
+def test_a_rolling_restart_stops_when_its_lock_is_taken(place: Path, at: int) -> None:
     """Before the next node is drained, or stopped."""
     cluster, checks = FakeCluster(), [0]
 
     def check() -> int:
         checks[0] += 1
         if checks[0] == at:
-            raise RefusedProblem("the lock of the cluster was lost")
+            raise RefusedProblem("the cluster lock was lost")
         return 0
 
     agents = FakeAgents(cluster)
@@ -335,15 +338,14 @@ def test_a_roll_stops_when_its_lock_is_taken(place: Path, at: int) -> None:
             cluster,
             agents,
             ["node1", "node2", "node3"],
-            by="ann",
-            command="again",
+            RollRequest("ann", "again"),
             check=check,
             on_step=lambda *_: None,
         )
     assert not cluster.drained
 
 
-def test_a_roll_that_slept_through_the_end_of_its_lock_leaves_the_drains_of_others_alone() -> None:
+def test_a_rolling_restart_that_lost_its_lock_leaves_drains_alone() -> None:
     """Its last check was in time; what it sends later is refused by the cluster, and it says so."""
     cluster = FakeCluster()
 
@@ -359,8 +361,7 @@ def test_a_roll_that_slept_through_the_end_of_its_lock_leaves_the_drains_of_othe
             cluster,
             agents,
             ["node1", "node2"],
-            by="ann",
-            command="again",
+            RollRequest("ann", "again"),
             check=lambda: serial,
             on_step=lambda *_: None,
         )
@@ -379,7 +380,7 @@ def test_a_change_is_refused_when_the_lock_it_was_decided_under_is_lost(place: P
     assert done.code == 5 and not cluster.begun and "is not held any more" in done.err, done.err
 
 
-def test_what_was_done_is_written_here_whoever_holds_the_lock(place: Path) -> None:
+def test_completed_steps_are_recorded_locally_whoever_holds_the_lock(place: Path) -> None:
     """Else --resume would look at a step that is over as if it had never ended."""
     cluster, now = FakeCluster(down={"node1", "node2", "node3"}), [0.0]
 
@@ -398,7 +399,7 @@ def test_what_was_done_is_written_here_whoever_holds_the_lock(place: Path) -> No
     assert [e.event for e in journal.entries()] == ["begun", "intent", "outcome"]
 
 
-def test_the_end_of_a_run_is_told_though_the_cluster_was_silent_a_moment_ago(place: Path) -> None:
+def test_the_end_of_a_run_is_recorded_although_the_cluster_was_just_silent(place: Path) -> None:
     """Else another machine would go on with a run that is over."""
     cluster = FakeCluster(down={"node1", "node2", "node3"})
 
@@ -415,7 +416,7 @@ def test_the_end_of_a_run_is_told_though_the_cluster_was_silent_a_moment_ago(pla
     assert run.ended and len(run.entries) == 2
 
 
-def test_the_record_of_who_lost_a_run_is_put_aside_for_the_clusters(tmp_path: Path) -> None:
+def test_the_record_of_a_lost_run_is_moved_aside_for_the_clusters_record(tmp_path: Path) -> None:
     run = "20260101T000000-abcdef"
     path, ours, theirs = tmp_path / f"{run}.jsonl", [b"{1}", b"{2}"], [b"{1}", b"{3}"]
     bring(tmp_path, run, ours[:1])

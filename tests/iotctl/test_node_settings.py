@@ -24,7 +24,7 @@ def settings(spec: ClusterSource, present: dict[str, str]) -> dict[str, dict[str
     return {n: yaml.safe_load(t) for n, t in node_settings(spec, present).items()}
 
 
-def test_a_new_fleet_is_given_one_list_of_seeds(tmp_path: Path) -> None:
+def test_a_new_fleet_gets_one_list_of_seeds(tmp_path: Path) -> None:
     found = settings(source(tmp_path, "a", "b", "c"), {"a": "", "b": "", "c": ""})
     assert [s["node"] for s in found["a"]["seeds"]] == ["a", "b", "c"]
     assert found["a"]["seeds"] == found["b"]["seeds"] == found["c"]["seeds"]
@@ -37,7 +37,7 @@ def test_the_node_reads_what_is_written(tmp_path: Path) -> None:
         assert parse_config(text, "node.yaml").tls
 
 
-def test_a_node_that_comes_later_joins_and_changes_nobody(tmp_path: Path) -> None:
+def test_a_node_added_later_joins_and_changes_no_other_node(tmp_path: Path) -> None:
     first = node_settings(source(tmp_path, "a", "b", "c"), {"a": "", "b": "", "c": ""})
     later = node_settings(source(tmp_path, "a", "b", "c", "d"), {**first, "d": ""})
     assert {n: later[n] for n in first} == first
@@ -45,7 +45,7 @@ def test_a_node_that_comes_later_joins_and_changes_nobody(tmp_path: Path) -> Non
     assert joins["join"] and [s["node"] for s in joins["seeds"]] == ["a", "b", "c"]
 
 
-def test_a_node_that_takes_the_name_of_a_first_one_joins_those_that_are_there(tmp_path: Path) -> None:
+def test_a_new_node_with_the_name_of_a_first_node_joins(tmp_path: Path) -> None:
     """As a seed it would ask for a cluster to be made; its leftover settings do not matter either."""
     spec = source(tmp_path, "a", "b", "c")
     first = node_settings(spec, {"a": "", "b": "", "c": ""})
@@ -54,7 +54,7 @@ def test_a_node_that_takes_the_name_of_a_first_one_joins_those_that_are_there(tm
         assert joins["join"] and [s["node"] for s in joins["seeds"]] == ["a", "c"]
 
 
-def test_where_the_first_nodes_are_all_gone_whoever_comes_joins_those_that_are_there(tmp_path: Path) -> None:
+def test_new_nodes_join_if_all_first_nodes_have_been_replaced(tmp_path: Path) -> None:
     spec = source(tmp_path, "d", "e", "f")
     others = node_settings(spec, {"d": "", "e": "", "f": ""})
     joined = {n: t.replace("join: false", "join: true") for n, t in others.items()}
@@ -64,7 +64,7 @@ def test_where_the_first_nodes_are_all_gone_whoever_comes_joins_those_that_are_t
     assert {n: later[n] for n in joined} == joined
 
 
-def test_a_first_node_that_got_nothing_yet_is_still_one_of_the_first(tmp_path: Path) -> None:
+def test_a_first_node_without_settings_is_still_a_first_node(tmp_path: Path) -> None:
     """The first deploy was interrupted."""
     spec = source(tmp_path, "a", "b", "c")
     first = node_settings(spec, {"a": "", "b": "", "c": ""})
@@ -72,7 +72,7 @@ def test_a_first_node_that_got_nothing_yet_is_still_one_of_the_first(tmp_path: P
     assert again == first
 
 
-def test_what_the_operator_tuned_stays(tmp_path: Path) -> None:
+def test_tuning_by_the_operator_stays(tmp_path: Path) -> None:
     spec = source(tmp_path, "a", "b", "c")
     first = node_settings(spec, {"a": "", "b": "", "c": ""})
     tuned = "# mine\n" + first["a"] + "idle_close_ms: 5\n"
@@ -91,7 +91,7 @@ def test_a_node_keeps_its_address(tmp_path: Path) -> None:
     assert caught.value.next.endswith("iotctl cluster replace-node a NEW")
 
 
-def test_first_nodes_have_weights_and_stand_so_that_zones_are_apart(tmp_path: Path) -> None:
+def test_first_nodes_have_weights_and_an_order_that_separates_zones(tmp_path: Path) -> None:
     names = ("a1", "a2", "b1", "b2", "c1", "c2")
     spec = zoned(tmp_path, *names, more=", weight: 2")
     check_layout(spec)
@@ -103,7 +103,7 @@ def test_first_nodes_have_weights_and_stand_so_that_zones_are_apart(tmp_path: Pa
     assert [s["node"] for s in settings(kept, {"a1": ""})["a1"]["seeds"]] == list(kept.node_names)
 
 
-def test_a_new_cluster_whose_zones_no_ring_keeps_apart_is_refused(tmp_path: Path) -> None:
+def test_a_new_cluster_whose_zones_no_ring_separates_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedProblem) as caught:
         check_layout(zoned(tmp_path, "a1", "a2", "b1", "b2", "c1"))
     assert "too many members in one zone" in caught.value.what and "nothing was changed" in caught.value.what

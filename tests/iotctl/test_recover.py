@@ -80,7 +80,7 @@ def refused(spec: Path, cluster: FakeCluster, *words: str, text: str, code: int 
     assert not getattr(cluster, "given_up", [])
 
 
-def test_the_look_names_groups_heads_and_the_command_and_changes_nothing(spec: Path) -> None:
+def test_the_preview_shows_groups_recovery_leaders_and_the_command(spec: Path) -> None:
     cluster = Losing()
     done = iotctl(spec, "cluster", "recover", "node2", "node3", "-o", "json", cluster=cluster)
     assert done.code == Exit.REFUSED and not cluster.given_up
@@ -98,7 +98,7 @@ def test_the_look_names_groups_heads_and_the_command_and_changes_nothing(spec: P
     assert table.code == Exit.REFUSED and "lost their majority" in table.out and found["next"] in table.err
 
 
-def test_it_is_recorded_with_heads_and_terms_and_waited_for(spec: Path) -> None:
+def test_a_recovery_is_recorded_with_leaders_and_terms_and_awaited(spec: Path) -> None:
     cluster = Losing()
     words = ("cluster", "recover", "node2", "node3", "--accept-data-loss")
     unconfirmed = iotctl(spec, *words, cluster=cluster)
@@ -120,14 +120,14 @@ def test_it_is_recorded_with_heads_and_terms_and_waited_for(spec: Path) -> None:
     assert plan.code == 0, f"quorums are those of the members there are: {plan.err}"
 
 
-def test_heads_that_do_not_come_to_lead_are_partly_done(spec: Path) -> None:
+def test_a_recovery_that_does_not_complete_in_time_is_partly_done(spec: Path) -> None:
     cluster = Losing(forces=False)
     words = ("--accept-data-loss", "--confirm", "plant", "--timeout", "300ms")
     done = iotctl(spec, "cluster", "recover", "node2", "node3", *words, cluster=cluster)
     assert done.code == Exit.PARTLY and "node1.1" in done.err and len(cluster.given_up) == 1
 
 
-def test_a_group_without_members_is_gone_and_named(spec: Path) -> None:
+def test_a_group_without_survivors_is_listed_as_gone(spec: Path) -> None:
     """Its rows come back with one of its nodes or never; the flag does not change that."""
     cluster = Losing(down={"node3", "node4", "node5"}, names=[f"node{i}" for i in range(1, 9)])
     for flags in ((), ("--accept-data-loss", "--confirm", "plant")):
@@ -150,13 +150,13 @@ def _wide_meta(cluster: Losing) -> Losing:
     return Wide(down=cluster.down, names=cluster.names, given_up=cluster.given_up)
 
 
-def test_what_lives_was_heard_or_is_unknown_is_not_given_up(spec: Path) -> None:
+def test_live_recently_heard_and_unknown_nodes_are_refused(spec: Path) -> None:
     refused(spec, Losing(), "node2", "node3", "node4", text="it answers")
     refused(spec, Losing(silent_ms=4_000), "node2", "node3", text="ms ago")
     refused(spec, Losing(), "node2", "node9", text="node9 is not in the cluster")
 
 
-def test_a_member_that_left_the_cluster_is_none_of_the_living(spec: Path) -> None:
+def test_a_member_that_left_the_cluster_is_not_a_survivor(spec: Path) -> None:
     """It stayed in the stead of one that died before it joined, and no majority of the group is left."""
 
     class Left(Losing):
@@ -172,11 +172,11 @@ def test_a_member_that_left_the_cluster_is_none_of_the_living(spec: Path) -> Non
     assert (lost["group"], lost["lost"], lost["head"]) == ("node1.1", ["node3", "gone"], "node1")
 
 
-def test_where_nothing_is_lost_the_ordinary_way_is_named(spec: Path) -> None:
+def test_without_a_lost_group_the_ordinary_command_is_shown(spec: Path) -> None:
     refused(spec, Losing(down={"node2"}), "node2", text="iotctl cluster remove-node node2 --dead")
 
 
-def test_every_other_member_must_say_what_it_holds(spec: Path) -> None:
+def test_every_other_member_must_report_its_log(spec: Path) -> None:
     """One that is down and not named may have the newest entries; a damaged one cannot tell."""
     eight = Losing(down={"node2", "node3", "node4"}, names=[f"node{i}" for i in range(1, 9)])
     refused(spec, _wide_meta(eight), "node2", "node3", text="start node4")
@@ -189,12 +189,12 @@ def test_without_a_meta_majority_its_voters_are_named(spec: Path) -> None:
     refused(spec, cluster, "node2", "node3", text="start node1 or node2 or node3", code=Exit.UNREACHABLE)
 
 
-def test_an_open_change_comes_first(spec: Path) -> None:
+def test_an_open_change_must_end_first(spec: Path) -> None:
     cluster = Losing(operations=[make_operation("op-9", stage=Stage.MOVING)])
     refused(spec, cluster, "node2", "node3", text="op-9")
 
 
-def test_a_refusal_of_the_meta_group_is_passed_on(spec: Path) -> None:
+def test_a_refusal_of_the_meta_group_is_reported(spec: Path) -> None:
     class Strict(Losing):
         def call_meta(self, request: Request) -> Reply:
             raise Refused("the look was at table version 7", next_step="look again")
@@ -204,7 +204,7 @@ def test_a_refusal_of_the_meta_group_is_passed_on(spec: Path) -> None:
     assert done.code != 0 and "look again" in done.err
 
 
-def test_status_names_both_ways_out(spec: Path) -> None:
+def test_status_shows_both_next_commands(spec: Path) -> None:
     found = json.loads(iotctl(spec, "cluster", "status", "-o", "json", cluster=Losing()).out)
     lost = [p for p in found["problems"] if p["code"] == "quorum_lost"]
     assert {p["group"] for p in lost} == {"node1.1", "node2.1"}
@@ -214,7 +214,7 @@ def test_status_names_both_ways_out(spec: Path) -> None:
     assert not any("recover" in p["next"] for p in found["problems"]), "it could not be done"
 
 
-def test_the_head_has_the_last_entry_by_term_first() -> None:
+def test_the_recovery_leader_has_the_last_entry_by_term_first() -> None:
     """A longer log of an older term lacks what the newer term committed."""
     said = GroupStatus("g", "follower", None, 9, (), (), 0, 0, 0)
     long = msgspec.structs.replace(said, last=90, last_term=3)

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
-from iotctl.lifecycle.rolling import BY_A_ROLL, Rolled, left_draining, plan_waves, rolling
+from iotctl.lifecycle.rolling import BY_A_ROLL, Rolled, RollRequest, left_draining, plan_waves, rolling
+from iotctl.observe.timing import Timing
 from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.ids import META
 from nodeagent.model.requests import Drain, NodeStatus, Reply, Request
@@ -66,18 +67,14 @@ def roll(agents: FakeAgents, names: Sequence[str], at_once: int = 1, alone: bool
         agents.cluster,
         agents,
         names,
-        by="me",
-        command="iotctl cluster restart",
-        at_once=at_once,
-        alone=alone,
+        RollRequest("me", "iotctl cluster restart", at_once, alone),
         between=between,
         on_step=lambda what, over, total, node: None,
-        clock=clock,
-        sleep=clock.sleep,
+        timing=Timing(clock, clock.sleep),
     )
 
 
-def test_one_after_the_other_each_changed_while_it_is_down() -> None:
+def test_nodes_restart_one_after_the_other_and_change_while_down() -> None:
     agents = FakeAgents(FakeCluster())
     done = roll(agents, ["node1", "node2", "node3"])
     assert done.restarted == ["node1", "node2", "node3"] and agents.most_down == 1
@@ -92,14 +89,14 @@ def test_no_group_loses_its_quorum_however_many_are_allowed() -> None:
     assert agents.most_down == 1 and len(done.order) == 5
 
 
-def test_what_may_stop_together_does() -> None:
+def test_nodes_that_may_stop_together_do() -> None:
     agents = FakeAgents(FakeCluster(names=[f"node{i}" for i in range(1, 10)]))
     done = roll(agents, agents.cluster.names, at_once=5)
     assert agents.most_down > 1 and sorted(done.restarted) == agents.cluster.names
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5])
-def test_the_waves_that_are_shown_are_those_that_are_done(at_once: int) -> None:
+def test_the_shown_waves_are_executed(at_once: int) -> None:
     agents = FakeAgents(FakeCluster(names=[f"node{i}" for i in range(1, 10)]), outside={"spare"})
     names = ["node3", "spare", *(n for n in agents.cluster.names if n != "node3")]
     shown = plan_waves(agents.cluster, names, at_once)
@@ -107,14 +104,14 @@ def test_the_waves_that_are_shown_are_those_that_are_done(at_once: int) -> None:
     assert roll(agents, names, at_once).order == shown.waves
 
 
-def test_waves_that_cannot_be_are_shown_with_the_reason() -> None:
+def test_blocked_nodes_are_shown_with_the_reason() -> None:
     """node5 is down: whoever shares a group with it waits; the others may go."""
     cluster = FakeCluster(down={"node5"})
     shown = plan_waves(cluster, cluster.names, 1)
     assert "node1" in shown.blocked and "node5 does not answer" in shown.why
 
 
-def test_a_dark_cluster_has_no_waves() -> None:
+def test_a_cluster_without_answers_has_no_waves() -> None:
     cluster = FakeCluster(down={f"node{i}" for i in range(1, 6)})
     with pytest.raises(Unreachable):
         plan_waves(cluster, cluster.names, 1)
@@ -127,7 +124,7 @@ def test_while_another_node_is_down_nothing_is_stopped() -> None:
     assert agents.log == [] and agents.cluster.drained == set()
 
 
-def test_a_node_that_does_not_come_back_ends_it() -> None:
+def test_a_node_that_does_not_come_back_ends_the_restart() -> None:
     """The rest is left alone, and the command that goes on names it."""
     agents = FakeAgents(FakeCluster(), stuck={"node2"})
     with pytest.raises(Partly) as caught:
@@ -156,7 +153,7 @@ class Late(FakeCluster):
         return msgspec.structs.replace(found, groups=tuple(groups))
 
 
-def test_the_next_one_stops_when_the_last_one_heard_that_it_may_lead() -> None:
+def test_the_next_node_stops_once_the_previous_one_applied_its_undrain() -> None:
     """/ready says no until then."""
 
     class Watched(FakeAgents):
@@ -170,20 +167,20 @@ def test_the_next_one_stops_when_the_last_one_heard_that_it_may_lead() -> None:
 
 
 @pytest.mark.parametrize("names", [["node1", "node2"], ["node1"]])
-def test_one_that_never_hears_that_it_may_lead_ends_it(names: list[str]) -> None:
+def test_a_node_that_never_applies_its_undrain_ends_the_restart(names: list[str]) -> None:
     """It is restarted, and no later command restarts it, or all nodes, again."""
     agents = FakeAgents(Late())
     agents.cluster.after = 10_000  # type: ignore[attr-defined]
     with pytest.raises(Partly) as caught:
         roll(agents, names)
-    heard = "node1 is back and did not hear that it may lead again within 120 s; node1 restarted"
+    heard = "node1 is back but did not apply the end of its drain within 120 s; node1 restarted"
     assert caught.value.what == heard + (", node2 not" if "node2" in names else "")
     again = ", then iotctl cluster restart node2" if "node2" in names else ""
     assert caught.value.next == f"iotctl cluster status{again}"
     assert "stop node2" not in agents.log and agents.cluster.drained == set()
 
 
-def test_a_drain_of_somebody_else_meanwhile_stays() -> None:
+def test_a_concurrent_drain_by_another_operator_stays() -> None:
     """Ann drains node1 as soon as it may lead: the roll stops nobody any more, and leaves it draining."""
 
     class Drained(Late):
@@ -193,19 +190,19 @@ def test_a_drain_of_somebody_else_meanwhile_stays() -> None:
             return super().status(node)
 
     agents = FakeAgents(Drained())
-    with pytest.raises(Partly, match=r"node1 began to drain meanwhile; node1 restarted, node2 not$"):
+    with pytest.raises(Partly, match=r"another command began to drain node1; node1 restarted, node2 not$"):
         roll(agents, ["node1", "node2"])
     assert agents.cluster.drained == {"node1"} and "stop node2" not in agents.log
 
 
-def test_a_node_that_was_draining_before_stays_so() -> None:
+def test_a_node_that_was_draining_before_keeps_draining() -> None:
     agents = FakeAgents(FakeCluster(drained={"node4"}))
     roll(agents, ["node4"])
     assert agents.cluster.drained == {"node4"}
 
 
 @pytest.mark.parametrize("level", [FIRST, Feature.REASONS])
-def test_what_a_killed_roll_left_draining_leads_again(level: int) -> None:
+def test_nodes_that_a_killed_restart_left_draining_are_undrained(level: int) -> None:
     """It was killed while node2 was down; node4 a person drained, after a roll had."""
     cluster, roller = FakeCluster(level=level), f"me{BY_A_ROLL}"
     for by, draining in ((roller, True), ("me", False), ("ann", True)):
@@ -228,7 +225,7 @@ def test_a_group_that_has_no_leader_stops_everything() -> None:
     assert agents.log == [] and cluster.drained == set()
 
 
-def test_a_second_roll_stops_nobody_while_the_first_one_drains() -> None:
+def test_a_second_restart_stops_no_node_while_the_first_drains() -> None:
     """Each records its drain before it looks for others."""
 
     class Shared(FakeCluster):
@@ -238,12 +235,12 @@ def test_a_second_roll_stops_nobody_while_the_first_one_drains() -> None:
 
     cluster = Shared()
     agents = FakeAgents(cluster)
-    with pytest.raises(BusyProblem, match="node2 began to drain"):
+    with pytest.raises(BusyProblem, match="another command began to drain node2"):
         roll(agents, ["node1"])
     assert agents.log == [] and cluster.drained == {"node2"}
 
 
-def test_whoever_leads_now_is_given_time_to_hear_its_followers() -> None:
+def test_a_new_leader_gets_time_to_hear_its_followers() -> None:
     """Leaders have moved off; the one that leads instead has heard nobody yet."""
 
     class Fresh(FakeCluster):
@@ -262,7 +259,7 @@ def test_whoever_leads_now_is_given_time_to_hear_its_followers() -> None:
     assert roll(agents, ["node1", "node2"]).restarted == ["node1", "node2"]
 
 
-def test_when_nobody_hears_the_others_any_more_nothing_is_stopped() -> None:
+def test_nothing_stops_if_no_leader_hears_its_followers() -> None:
     class Deaf(FakeCluster):
         def status(self, node: str) -> NodeStatus:
             found = super().status(node)
@@ -274,13 +271,13 @@ def test_when_nobody_hears_the_others_any_more_nothing_is_stopped() -> None:
     assert agents.log == [] and agents.cluster.drained == set()
 
 
-def test_a_node_that_is_not_in_the_cluster_yet_does_not_stand_in_the_way() -> None:
+def test_a_node_that_has_not_joined_does_not_block_the_restart() -> None:
     agents = FakeAgents(FakeCluster())
     agents.outside = {"node6", "node7"}
     assert roll(agents, ["node1", "node6", "node7"]).restarted == ["node6", "node7", "node1"]
 
 
-def test_an_interrupted_roll_leaves_nobody_draining() -> None:
+def test_an_interrupted_restart_leaves_no_node_draining() -> None:
     class Interrupted(FakeAgents):
         def stop(self, names: Sequence[str]) -> list[str]:
             raise KeyboardInterrupt

@@ -65,7 +65,7 @@ def test_repair_without_a_terminal_is_refused_naming_the_flag(
 
 
 @pytest.mark.parametrize(("answer", "code", "asked"), [("y\n", Exit.DONE, [True]), ("n\n", Exit.REFUSED, [])])
-def test_a_person_is_asked(
+def test_the_operator_is_asked_for_consent(
     spec: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: Exit, asked: list[bool]
 ) -> None:
     """Only a yes lets it repair."""
@@ -92,9 +92,7 @@ def test_exit_codes(spec: Path, monkeypatch: pytest.MonkeyPatch, found: VerifyRe
     assert [m["repaired"] for m in told] == [m.repaired for m in found.mismatches]
 
 
-def test_the_table_says_what_was_replaced_and_what_was_not(
-    spec: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_shows_replaced_and_remaining_files(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the damaged file is kept, from whom the good one came, and why the other one stays."""
     found = report(mismatch(True), mismatch(False, "no majority of the 3 replicas"))
     done, _ = ran(spec, monkeypatch, found, "--repair", "--yes")
