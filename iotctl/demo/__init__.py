@@ -1,1 +1,1 @@
-"""The end-to-end demo on this machine."""
+"""The end-to-end demo on the local machine."""

@@ -1,8 +1,8 @@
-"""A generated fleet: the same rows for the same arguments, on every machine.
+"""Generates the rows of a fleet: the same rows for the same arguments, on every machine.
 
-Each storage group is a site with one table of devices that report once per step. Every field walks
-randomly and is rounded to two decimals, as real sensors do. With the default arguments that are 40
-sites over 52 weeks: 349 440 rows, 1 747 200 points and 2 080 distinct (storage group, week) pairs.
+Each storage group is a site with one table of devices that report once per step. Every field is a random walk
+rounded to two decimals, like real sensors. The default arguments give 40 sites over 52 weeks: 349 440 rows,
+1 747 200 points and 2 080 distinct (storage group, week) pairs.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ HOUR_MS = 3_600_000
 WEEK_MS = 7 * 24 * HOUR_MS
 
 EPOCH_MS = 2769 * WEEK_MS
-"""First time stamp: a whole number of weeks, 2023-01-26T00:00:00Z, so that `weeks` partitions of seven
-days are filled from edge to edge."""
+"""First timestamp: a whole number of weeks, 2023-01-26T00:00:00Z, so that `weeks` partitions of seven days
+are completely filled."""
 
 FIELD_NAMES = ("temperature", "pressure", "humidity", "vibration", "current", "voltage", "flow", "level")
 TABLE = "machines"
@@ -70,7 +70,7 @@ def generate(fleet: Fleet | None = None) -> Iterator[tuple[str, str, pa.Table]]:
 
 
 def _site(fleet: Fleet, number: int) -> pa.Table:
-    """All rows of one storage group. Each has its own random stream, so any one can be made alone."""
+    """All rows of one storage group. Each group has its own random stream and can be generated alone."""
     random = np.random.default_rng([fleet.seed, number])
     steps, devices = fleet.rows_per_device, fleet.devices_per_group
     times = fleet.start_ms + np.arange(steps, dtype=np.int64) * fleet.step_ms
@@ -85,7 +85,7 @@ def _site(fleet: Fleet, number: int) -> pa.Table:
 
 
 def _walks(random: np.random.Generator, devices: int, steps: int, base: float) -> Float64s:
-    """One random walk per device, laid end to end, in hundredths."""
+    """One random walk per device, concatenated, in steps of a hundredth."""
     moves = random.integers(-25, 26, size=(devices, steps), dtype=np.int64)
     start = int(base * 100) + random.integers(-500, 501, size=(devices, 1), dtype=np.int64)
     walks: Float64s = (start + moves.cumsum(axis=1)) / 100.0

@@ -1,8 +1,8 @@
-"""A writer and a reader that run beside a change, and what they saw.
+"""A writer and a reader that run during a change, and what they observe.
 
-The writer sends one row at a time to series that lie in slots with data, in turn over all storage
-groups, and remembers every row that was acknowledged. The reader reads strongly and checks that nothing
-acknowledged before it began is missing.
+The writer sends one row at a time to series in slots with data, in turn over all storage groups, and records
+every acknowledged row. The reader reads strongly and checks that no row acknowledged before the read is
+missing.
 """
 
 import threading
@@ -20,18 +20,18 @@ FIELD = "probe"
 
 Connect = Callable[[], Cluster]
 HeaderOf = Callable[[str, int], str]
-"""(storage group, time) -> header of the group that owned it at the start"""
+"""(storage group, time) -> owner of the group that had the slot at the start"""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the writer knows: acknowledged rows and the longest wait for one, per data group."""
+    """What the writer and the reader observed: acknowledged rows, and per data group the longest write."""
 
     acked: dict[tuple[str, int], float] = field(default_factory=dict)
     """(storage group, time) -> value"""
 
     pauses: dict[str, float] = field(default_factory=dict)
-    """header -> seconds"""
+    """Group owner -> seconds of the longest write."""
 
     failed: list[str] = field(default_factory=list)
     reads: int = 0
@@ -39,9 +39,9 @@ class Seen:
 
 
 class Load:
-    """Runs until `stop`; the places to write to are (storage group, time) pairs, each in its own slot.
+    """Runs until `stop`. It writes to `places`: (storage group, time) pairs, each in its own slot.
 
-    The writer rests `pause_s` after each row.
+    The writer pauses for `pause_s` after each row.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Load:
             self.seen.failed.append(f"{storage_group}@{at}: {error.what}")
             return
         except NodeAgentError as error:
-            # May or may not be there: the next write to this place settles it.
+            # The outcome is unknown until the next write to this place succeeds.
             self.seen.failed.append(f"{storage_group}@{at}: {error.what}")
             self.seen.acked.pop((storage_group, at), None)
             return
@@ -125,7 +125,7 @@ class Load:
                 time_to=at,
             )
         except NodeAgentError:
-            return  # unavailable for a moment; the final check reads everything again
+            return  # briefly unavailable; the final check reads all rows
         self.seen.reads += 1
         found = rows.column(FIELD).to_pylist()
         if before is not None and (not found or found[0] is None or found[0] < before):
