@@ -1,4 +1,4 @@
-"""`iotctl demo`, exactly as a user runs it: it passes, and leaves nothing behind."""
+"""`iotctl demo`, exactly as a user runs it: it passes and leaves nothing behind."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def _processes_of(directory: Path) -> list[str]:
 
 
 def test_the_demo_passes_and_its_summary_says_what_moved(tmp_path: Path) -> None:
-    """Exit 0; the bound is met, enough slots with data moved, rows and series are the same after."""
+    """Exit 0; the bound is met, enough non-empty slots moved, rows and series are the same afterwards."""
     home = tmp_path / "fleet"
     done = subprocess.run(
         [sys.executable, "-m", "iotctl", "demo", "-o", "json", "--dir", str(home)],

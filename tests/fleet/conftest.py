@@ -1,4 +1,4 @@
-"""sshd on loopback addresses, each a machine of its own as far as SSH can tell."""
+"""An sshd per loopback address; to SSH, each is a separate machine."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.fleet.sshd import Sshd, make_key
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
-    """`start(NAME, address=…, port=…)`; stopped at the end."""
+    """Returns `start(NAME, address=…, port=…)`; stops every sshd at the end."""
     key = make_key(tmp_path / "id")
     made: list[Sshd] = []
 

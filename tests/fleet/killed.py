@@ -1,7 +1,7 @@
-"""`python -m tests.fleet.killed EVENT:STEP before|after|during FILE -- WORDS…`: iotctl, ended there.
+"""`python -m tests.fleet.killed EVENT:STEP before|after|during FILE -- WORDS…`: runs iotctl and kills it.
 
-SIGKILL comes before the record is written anywhere, or once it is; `during`: SIGINT comes while what the
-record speaks of is done. FILE then says so."""
+`before`, `after`: SIGKILL before or after the record is written. `during`: SIGINT while the recorded action
+runs. FILE then records the kill."""
 
 import faulthandler
 import os
@@ -16,8 +16,8 @@ from iotctl.playbook.model import Entry
 
 DURING_S = 0.3
 HUNG_S = 240.0
-"""Ours end in seconds. One that hangs says where it stands, on stderr, and ends: its test's own limit would
-end the test alone, and say nothing of it."""
+"""A run ends in seconds. A run that hangs prints its stack to stderr and exits: the limit of the test would
+only end the test, without a stack."""
 
 
 def die_at(record: str, when: str, told: Path) -> None:

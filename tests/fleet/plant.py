@@ -1,4 +1,4 @@
-"""Machines for a cluster, each an sshd on a loopback address, and their operator."""
+"""Machines for a cluster, each an sshd on a loopback address, and an operator."""
 
 import io
 import json
@@ -23,13 +23,13 @@ from tests.fleet.sshd import Sshd, make_key
 
 @dataclass
 class Plant:
-    """`directory` holds cluster.yaml, which lists `nodes`, and what is deployed."""
+    """`directory` holds cluster.yaml, which lists `nodes`, and the deployed files."""
 
     directory: Path
     nodes: Sequence[str]
     env: dict[str, str]
     lines: dict[str, str] = field(default_factory=dict)
-    """The line of each machine in cluster.yaml, the spare ones' too."""
+    """The line of each machine in cluster.yaml, spare machines included."""
 
     hosts: dict[str, Sshd] = field(default_factory=dict)
     http: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Plant:
         return self.directory / "nodes" / node
 
     def pid(self, node: str) -> int:
-        """Of its agent; 0 when there is none."""
+        """The pid of the node's agent; 0 if there is none."""
         word = f"nodeagent\0run\0{self.home(node)}\0".encode()
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:

@@ -1,4 +1,4 @@
-"""A real sshd on a loopback address, with keys of its own, for the user who runs the tests."""
+"""A real sshd on a loopback address, with its own host keys, for the user who runs the tests."""
 
 import getpass
 import os
@@ -22,7 +22,7 @@ def make_key(path: Path) -> Path:
 
 @dataclass
 class Sshd:
-    """Started when made; `user_key` is the only one it lets in."""
+    """An sshd that runs from its construction; it only accepts `user_key`."""
 
     directory: Path
     user_key: Path
@@ -60,7 +60,7 @@ class Sshd:
         self.start()
 
     def start(self) -> None:
-        """Again, after `stop`, with the same keys on the same port."""
+        """Start again after `stop`, with the same keys on the same port."""
         assert SSHD
         words = [SSHD, "-D", "-e", "-f", str(self.directory / "sshd_config")]
         with (self.directory / "log").open("ab") as log:

@@ -1,9 +1,9 @@
-"""Machines with a real systemd as PID 1, each in namespaces of its own on the machine that runs the tests.
+"""Machines with a real systemd as PID 1, each in its own namespaces on the machine that runs the tests.
 
-Such a machine shares files, network and clock with its host. Of its own it has processes, cgroups, /run,
-/dev, /etc (a copy) and units: little more than a journal and an sshd. What systemd else writes for the whole
-kernel, below /proc/sys and /sys, is read-only there. It ends when its PID 1 is killed, with every process
-and mount; on the host there is nothing of it but its directory, and a cgroup that is removed.
+Such a machine shares files, network and clock with its host. It has its own processes, cgroups, /run, /dev,
+/etc (a copy) and units: little more than a journal and an sshd. Kernel-wide settings below /proc/sys and /sys
+are read-only there. It ends, with every process and mount, when its PID 1 is killed; the host only has its
+directory, and a cgroup that is removed.
 """
 
 import os
@@ -25,7 +25,7 @@ BOOT_S = 60.0
 COMMAND_S = 30.0
 
 FORBIDDEN = "audit_control,audit_read,mac_admin,sys_boot,sys_module,sys_rawio,sys_time,syslog"
-"""What would reach the kernel that all share."""
+"""Units that would change the shared kernel."""
 
 LOGIN, LOGIN_ID = "iotops", 54321
 """An ordinary user of every machine; `FREE` lets it do everything, `ASKED` once it has told a password."""
@@ -111,7 +111,7 @@ KillMode=process
 
 
 class NoBoot(Exception):
-    """No machine can be made here; says why."""
+    """No machine can be created here; says why."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Several questions in one trip, asked of this machine's own shell."""
+"""Several questions in one round trip, to the shell of this machine."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from iotctl.fleet.host import Ran, ThisHost
 
 
 def test_each_script_gets_its_own_arguments_and_gives_its_own_answers() -> None:
-    """Words are never read by the shell; what one script sets, or reads, is not the next one's."""
+    """The shell never interprets arguments; scripts share neither variables nor input."""
     odd = "a 'b' $(touch x) \"c\""
     first = Question('mine=1; cat; for word in "$@"; do say word "$word"; done', (odd, "", "-n"))
     second = Question('say count $#; say mine "$mine"; false', ())
@@ -30,7 +30,7 @@ def test_each_script_gets_its_own_arguments_and_gives_its_own_answers() -> None:
 
 
 def test_a_script_that_ends_early_gives_no_answer() -> None:
-    """Half of the facts would be taken for all of them."""
+    """Otherwise a part of the facts would be taken for all of them."""
 
     class Cut(ThisHost):
         def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 1.0) -> Ran:
@@ -50,7 +50,7 @@ def look(data: Path, *ports: int) -> facts.Facts:
 
 
 def test_a_machine_reports_its_facts(tmp_path: Path) -> None:
-    """Of a directory that is not made yet, its disk is its parent's; a port is taken by who listens there."""
+    """The disk of a missing directory is that of its parent; a port with a listener is taken."""
     with ExitStack() as opened:
         listen = [opened.enter_context(socket.create_server(("127.0.0.1", 0)))]
         if Path("/proc/net/tcp6").exists():
@@ -68,7 +68,7 @@ def test_a_machine_reports_its_facts(tmp_path: Path) -> None:
 
 
 def test_installed_software_reports_its_python(tmp_path: Path) -> None:
-    """The one it runs from, if that is there still; whatever else is installed by now."""
+    """The Python that it runs from, if that still exists, whatever else is installed."""
     venv.create(tmp_path / "software", with_pip=False, symlinks=True)
     (tmp_path / "app").symlink_to(tmp_path / "software")
     settings = tmp_path / "software" / "pyvenv.cfg"
@@ -107,7 +107,7 @@ def heard(took_s: float, date: str) -> Answer:
 
 
 def test_a_correct_clock_is_read_once() -> None:
-    """One trip for each machine; its length is how well the clock is known."""
+    """One round trip per machine; its duration bounds the error of the clock."""
     host = Clock(0.0)
     found = facts.facts_of(heard(0.2, f"{time.time() - 0.2:.9f}"), host, agent=False)
     assert found.clock_ms == pytest.approx(-100, abs=20) and found.clock_error_ms == pytest.approx(100, abs=5)
@@ -116,7 +116,7 @@ def test_a_correct_clock_is_read_once() -> None:
 
 @pytest.mark.parametrize(("took_s", "ahead_s"), [(0.1, 2.0), (0.1, -2.0), (3.0, 0.0)])
 def test_a_clock_that_may_be_off_is_read_again(took_s: float, ahead_s: float) -> None:
-    """It is, or the machine was too slow to tell."""
+    """Either the clock is off, or the machine was too slow to know."""
     host = Clock(ahead_s)
     found = facts.facts_of(heard(took_s, f"{time.time() + ahead_s:.9f}"), host, agent=False)
     assert host.looks == 3 and found.clock_error_ms < 20
@@ -124,7 +124,7 @@ def test_a_clock_that_may_be_off_is_read_again(took_s: float, ahead_s: float) ->
 
 
 def test_without_nanoseconds_the_clock_is_known_to_half_a_second() -> None:
-    """Some `date` print %N as it stands."""
+    """Some `date` programs print %N literally."""
     found = facts.facts_of(heard(0.02, f"{int(time.time())}.%N"), Clock(0.0, nanoseconds=False), agent=False)
     assert 500 <= found.clock_error_ms < 520 and found.clock_ms is not None
     assert abs(found.clock_ms) <= 520

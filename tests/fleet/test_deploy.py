@@ -1,6 +1,6 @@
-"""From cluster.yaml to a running cluster and through its life, over a real sshd for every node.
+"""Deploys a cluster from cluster.yaml and operates it, over a real sshd for every node.
 
-One cluster serves all tests of this file, in their order.
+All tests of this file use one cluster, in their order.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def test_without_consent_nothing_is_deployed(plant: Plant) -> None:
 
 
 def test_an_authority_is_created_once(plant: Plant) -> None:
-    """For a cluster.yaml that somebody wrote; the first deploy makes it else."""
+    """For an existing cluster.yaml; otherwise the first deploy creates the authority."""
     share = plant.directory / "share"
     would = plant.json("cert", "init", "--dry-run")["would"]
     assert [w.split()[2] for w in would] == ["authority's", "operator's"] and not share.exists()
@@ -188,8 +188,8 @@ def test_an_upgrade_installs_a_version_node_by_node(plant: Plant, monkeypatch: p
 def test_a_plan_is_not_deployed_to_machines_that_changed_since(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan is made, shown and agreed to without the lock; another program may have had it meanwhile. An
-    agent that began or ended since is no other plan."""
+    """The plan is made, shown and confirmed without the lock, so another command may have changed machines.
+    An agent that started or stopped since does not make the plan stale."""
     took = lock.HeldLock.__enter__
     supervise = plant.home("node2") / "supervise"
     text = supervise.read_bytes()
@@ -217,7 +217,7 @@ def test_a_plan_is_not_deployed_to_machines_that_changed_since(
 
 
 def test_a_node_is_deployed_added_and_removed_with_its_agent(plant: Plant) -> None:
-    """Twice: what the first node of that name left is put aside and does not stand in the way."""
+    """Twice: the archived files of the first node of that name do not block the second."""
     path, others = plant.directory / "cluster.yaml", plant.pids()
     text = path.read_text()
     for time_number in (1, 2):
@@ -249,7 +249,7 @@ def test_a_new_node_that_cannot_be_deployed_changes_nothing(plant: Plant) -> Non
 
 
 def test_one_command_renews_certificates_that_have_all_expired(plant: Plant) -> None:
-    """Agents and operator cannot speak to each other any more; SSH still can, and no data is touched."""
+    """Agents and operator can no longer connect to each other; SSH still works, and no data is touched."""
     share = plant.directory / "share" / "iotctl" / "plant"
     authority = identity.read_authority(share / "authority")
     rows = "".join(f"{1_700_000_000_000 + i},d{i % 40},{i}\n" for i in range(4_000))
@@ -325,7 +325,7 @@ def data_of(plant: Plant) -> dict[str, str]:
 
 
 def test_another_machine_creates_no_second_authority(plant: Plant, tmp_path: Path) -> None:
-    """Its nodes would refuse whoever comes with it."""
+    """The nodes would refuse certificates of a second authority."""
     elsewhere = dataclasses.replace(plant, env=plant.env | {"XDG_DATA_HOME": str(tmp_path)})
     code, _, err = elsewhere.iotctl("cert", "init")
     assert code == 5 and "is not on this machine" in err and not list(tmp_path.iterdir())

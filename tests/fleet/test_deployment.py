@@ -1,4 +1,4 @@
-"""What must change on a machine, decided without one; the wheel of the node's code."""
+"""The changes that a machine needs, decided without a machine; and the wheel of the node's code."""
 
 import ast
 import getpass
@@ -101,7 +101,7 @@ def test_an_agent_is_stopped_through_its_present_supervisor(found: dict[str, obj
 
 
 def test_unreadable_files_are_not_taken_for_absent(tmp_path: Path) -> None:
-    """A living node of another login would get new certificates, and lose its directory."""
+    """Otherwise a live node of another user would get new certificates and lose its directory."""
     (tmp_path / "cluster.yaml").write_text(
         "apiVersion: iotctl/v1\ncluster: {name: plant}\nnodes:\n  - {name: node1, host: 10.0.0.1}\n"
     )
@@ -117,7 +117,7 @@ def test_unreadable_files_are_not_taken_for_absent(tmp_path: Path) -> None:
 
 
 def test_a_directory_with_files_of_another_user_is_refused(tmp_path: Path) -> None:
-    """`install -d -o` would take it from a running agent."""
+    """`install -d -o` would take the directory from a running agent."""
     me = getpass.getuser()
     wanted = msgspec.structs.replace(
         WANTED, user=me, home=str(tmp_path / "home"), install_dir=str(tmp_path / "soft")
@@ -138,7 +138,7 @@ def test_nodes_on_one_machine_share_an_installation() -> None:
 
 
 def test_files_of_a_removed_node_are_archived_completely_even_after_an_interruption(tmp_path: Path) -> None:
-    """Each time to a place of their own; a directory without a node is left alone."""
+    """Each time to a new place; a directory without a node is left alone."""
     home = tmp_path / "home"
     home.mkdir()
     assert put_aside(ThisHost(), str(home)) == "" and list(home.iterdir()) == []
@@ -203,7 +203,7 @@ def test_a_machine_with_an_older_libc_gets_wheels_for_it() -> None:
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_reload_does_not_end_an_agent_that_has_just_started(tmp_path: Path, listens: bool) -> None:
-    """SIGHUP ends a process that does not catch it; one that ends meanwhile reads the news at its start."""
+    """SIGHUP ends a process that does not catch it; an agent that ends loads the certificate at its start."""
     told = tmp_path / "told"
     late = f"trap 'touch {told}; exit' HUP; while :; do sleep 0.05; done" if listens else "exit"
     words = ["sh", "-c", f"sleep 0.5; {late}", "nodeagent", "run", str(tmp_path)]
@@ -240,7 +240,7 @@ def linked(home: Path, *places: Path) -> None:
 
 
 def test_unused_versions_are_deleted_except_the_last_one_used(base: Path, tmp_path: Path) -> None:
-    """In the order in which they were linked, not installed: that one is the way back from a bad one."""
+    """In the order in which they were linked, not installed: the last version serves a rollback."""
     good, bad, unused, now = (installed(base / v) for v in ("good", "bad", "unused", "now"))
     installed(base / "broken")
     (base / "broken" / ".complete").unlink()  # being installed
@@ -256,7 +256,7 @@ def test_unused_versions_are_deleted_except_the_last_one_used(base: Path, tmp_pa
 
 
 def test_a_version_that_may_be_in_use_stays(base: Path, tmp_path: Path) -> None:
-    """A node that is down, one that calls the place by another name, a disk that is away, a process."""
+    """In use by a stopped node, through another path, on an unmounted disk, or by a process."""
     now, down, named, away, runs, before = (
         installed(base / v) for v in ("now", "down", "named", "away", "runs", "before")
     )
@@ -279,7 +279,7 @@ def test_a_version_that_may_be_in_use_stays(base: Path, tmp_path: Path) -> None:
 
 
 def test_clear_deletes_our_files_and_none_of_another_cluster(tmp_path: Path) -> None:
-    """Also from a disk that is linked in; what is left is named, and a repeat finds nothing more."""
+    """Also on a linked disk; remaining files are named, and a repeated call deletes nothing more."""
     home, disk, version = tmp_path / "home", tmp_path / "disk", installed(tmp_path / "soft" / "1")
     home.mkdir()
     disk.mkdir()

@@ -1,4 +1,4 @@
-"""What is said of a machine, from its facts alone."""
+"""Findings from the facts of a machine."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ PLACE = Place("node1", "/var/lib/nodeagent", (9003, 9004))
 
 
 def test_every_machine_must_know_the_names_of_all_nodes() -> None:
-    """Agents call each other by name, and listen on what their own name means to them: Debian writes it into
+    """Agents call each other by name, and listen on the address of their own name, which Debian writes into
     /etc/hosts as 127.0.1.1."""
 
     def of(own: str, other: str, machine: str = "m2") -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ def iotctl(directory: Path, *words: str) -> tuple[int, str, str]:
 
 
 def spec(directory: Path, *hosts: Sshd, ssh: str = "", **places: str) -> Path:
-    """`node1` and so on, each with ports and a directory of its own."""
+    """`node1` and so on, each with its own ports and directory."""
     (directory / "ssh_config").write_text("UserKnownHostsFile none\n")
     # No test's agent listens on a port below 1024.
     lines = [
@@ -47,7 +47,7 @@ def spec(directory: Path, *hosts: Sshd, ssh: str = "", **places: str) -> Path:
 
 
 def test_unknown_machines_are_trusted_and_checked(start: Start, tmp_path: Path) -> None:
-    """The first evening: check says what to do, trust shows and keeps keys, check is content."""
+    """`check` names the next command, `trust` shows and stores keys, then `check` passes."""
     spec(tmp_path, start("a"), start("b", address="127.0.0.2"), start("c", address="127.0.0.3"))
     code, out, _ = iotctl(tmp_path, "cluster", "check")
     assert code == 4 and out.count("is not known") == 3 and "iotctl cluster trust" in out
@@ -101,7 +101,7 @@ def test_a_changed_key_is_refused_until_its_node_is_named(start: Start, tmp_path
 
 
 def test_a_key_that_differs_from_the_operators_known_hosts_has_changed(start: Start, tmp_path: Path) -> None:
-    """`trust`, which `check` advises, does not wave through what `check` refused."""
+    """`trust`, which `check` recommends, does not accept a key that `check` refused."""
     a, b = start("a"), start("b", address="127.0.0.2")
     spec(tmp_path, a, b)
     name = f"[{a.address}]:{a.port}"

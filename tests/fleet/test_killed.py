@@ -1,7 +1,6 @@
-"""iotctl is killed at every record of a run; who goes on has cluster.yaml, credentials and the playbook.
+"""iotctl is killed at every record of a run and continued with cluster.yaml, credentials and the playbook.
 
-Home and working directory are empty each time, so what was done is known from the machines and from the
-cluster alone.
+Home and working directory are empty each time, so only the machines and the cluster know what was done.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""OpenSSH's known_hosts: what a line means, and what an edit leaves alone."""
+"""OpenSSH's known_hosts: the meaning of lines, and edits that leave other lines alone."""
 
 import subprocess
 from pathlib import Path

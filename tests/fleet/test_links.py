@@ -1,7 +1,7 @@
-"""Machines behind a jump host, whose link is cut in the middle of a step: who comes back goes on.
+"""Machines behind a jump host whose link is cut during a step; a repeated command continues.
 
-One cluster serves all tests of this file, in their order. A cut ends sshd's sessions; what they had begun may
-run on, as on a machine that nobody reaches any more.
+All tests of this file use one cluster, in their order. A cut ends sshd's sessions; commands that they started
+may continue, as on an unreachable machine.
 """
 
 import os
@@ -71,7 +71,7 @@ def cut_when(plant: Plant, node: str, there: Callable[[], object], *words: str) 
 
 
 def test_a_deployment_continues_after_its_link_was_cut(plant: Plant) -> None:
-    """While packages are installed, by the one machine that does it for all that share its directory."""
+    """While packages are installed by the machine that installs them for all nodes of its directory."""
     assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
     assert plant.iotctl("cluster", "check")[0] == 0
     wheels = plant.directory / "software"
@@ -99,7 +99,7 @@ def test_adding_a_node_succeeds_on_the_second_try_after_a_cut(plant: Plant) -> N
 
 
 def test_an_upgrade_cut_while_a_node_is_down_continues(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest is left alone, and nobody is left draining."""
+    """The other nodes are left alone, and no node is left draining."""
     now = software()
     newer = msgspec.structs.replace(
         now, version=now.version + "1", code=(*now.code, ("nodeagent/newer.py", b"NEWER = True\n"))

@@ -1,4 +1,4 @@
-"""What a fleet was given stays its own while it is down."""
+"""Ports that were assigned to a fleet stay assigned while it is down."""
 
 import errno
 import fcntl
@@ -14,7 +14,7 @@ from iotctl.fleet.ports import take_ports
 
 @pytest.fixture
 def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A home of its own, and ten ports in the world."""
+    """A separate home, and only ten ports in all."""
     monkeypatch.setattr(ports, "PORTS", range(31_990, 32_000))
     return {"XDG_STATE_HOME": str(tmp_path / "state")}
 
@@ -27,7 +27,7 @@ def made(place: Path) -> Path:
 def test_ports_of_a_fleet_that_is_down_are_not_assigned_to_another(
     env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Nobody listens on any of them here; those of a directory that is gone are free again."""
+    """No port has a listener here; the ports of a deleted directory are free again."""
     first, second, third = (made(tmp_path / name) for name in ("first", "second two", "third"))
     given = [*take_ports(4, first, env), *take_ports(4, second, env), *take_ports(2, third, env)]
     assert sorted(given) == list(ports.PORTS)
@@ -44,7 +44,7 @@ def test_an_assigned_port_without_a_listener_is_better_than_none(env: dict[str, 
 
 
 def test_a_recreated_fleet_releases_its_earlier_ports(env: dict[str, str], tmp_path: Path) -> None:
-    """Else they would be used up by who makes and destroys one again and again."""
+    """Otherwise creating and destroying fleets would use up all ports."""
     first, second = made(tmp_path / "first"), made(tmp_path / "second")
     for _ in range(5):
         mine = take_ports(4, first, env, anew=True)

@@ -1,4 +1,4 @@
-"""The SSH transport against a real sshd: whom it trusts, what it runs, how it fails."""
+"""The SSH transport against a real sshd: trust, commands and failures."""
 
 import os
 import re
@@ -47,7 +47,7 @@ def trust(connector: Connector, tmp_path: Path, *targets: Target) -> None:
 def test_a_command_runs_with_its_input_output_and_code(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
-    """Arguments reach it as they are, whatever a shell would make of them; a megabyte goes both ways."""
+    """No shell interprets the arguments; a megabyte of input and output is transferred."""
     sshd = start()
     trust(connector, tmp_path, target(sshd))
     host = connector.open(target(sshd))
@@ -66,7 +66,7 @@ def test_a_command_runs_with_its_input_output_and_code(
 def test_a_prefetched_connection_is_taken_once(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
-    """The second one is a new one; what nobody takes is closed."""
+    """The second connection is new; a connection that is not taken is closed."""
     sshd = start()
     trust(connector, tmp_path, target(sshd))
     other = msgspec.structs.replace(target(sshd), name="node2")
@@ -81,7 +81,7 @@ def test_a_prefetched_connection_is_taken_once(
 def test_a_prefetched_connection_that_ended_is_replaced(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
-    """As by an sshd with too many of them; what cannot be begun is told when it is needed, as ever."""
+    """As with an sshd that has too many connections; a failed prefetch is only reported when needed."""
     sshd = start()
     trust(connector, tmp_path, target(sshd))
     with socket.create_server(("127.0.0.1", 0)) as closing:
@@ -197,7 +197,7 @@ def test_through_a_jump_host(start: Callable[..., Sshd], connector: Connector, t
 def test_fifty_connections_at_once_with_the_default_limits(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
-    """sshd drops some of more than ten handshakes (MaxStartups); they come again."""
+    """sshd drops some of more than ten handshakes (MaxStartups); they are retried."""
     sshd = start()
     trust(connector, tmp_path, target(sshd))
     with ThreadPoolExecutor(50) as pool:
@@ -281,7 +281,7 @@ def test_a_cycle_of_jump_hosts_is_an_error(connector: Connector, tmp_path: Path)
 def test_keys_with_a_passphrase_come_from_the_agent(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with `IdentitiesOnly`, when the agent holds the key of that file; other keys of it stay back."""
+    """Also with `IdentitiesOnly` if the agent holds the key of that file; its other keys are not offered."""
     sshd = start()
     trust(connector, tmp_path, target(sshd))
     other = make_key(tmp_path / "other")
@@ -343,7 +343,7 @@ def test_tokens_of_the_configuration_are_filled_in(tmp_path: Path) -> None:
 
 
 def test_through_a_proxy_command(start: Callable[..., Sshd], connector: Connector, tmp_path: Path) -> None:
-    """It runs in a shell, as OpenSSH has it."""
+    """The command runs in a shell, as in OpenSSH."""
     sshd = start()
     (tmp_path / "ssh_config").write_text(
         f"Host inner\n  HostName 127.0.0.1\n"

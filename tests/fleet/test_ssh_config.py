@@ -1,4 +1,4 @@
-"""Words that name a machine, as `cluster init` and `ssh -J` take them."""
+"""Words that name a machine, as in `cluster init` and `ssh -J`."""
 
 import shutil
 from pathlib import Path
@@ -63,8 +63,8 @@ def test_a_word_with_shell_syntax_is_not_a_host(word: str) -> None:
 def test_commands_of_the_configuration_only_get_plain_host_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, has_ssh: bool
 ) -> None:
-    """F15: `ProxyCommand … %h` and `Match exec` run a shell, with or without an `ssh` binary; so do user and
-    jump host. It is refused before the configuration is looked at."""
+    """F15: `ProxyCommand … %h` and `Match exec` run a shell, with or without an `ssh` binary; the same holds
+    for user and jump host. Such a name is refused before the configuration is read."""
     if not has_ssh:
         monkeypatch.setattr(shutil, "which", lambda name: None)
     ran = tmp_path / "ran"

@@ -1,6 +1,6 @@
-"""A cluster on machines where systemd keeps the agents: as root, then as a user who may `sudo -n`.
+"""A cluster on machines where systemd runs the agents: as root, then as a user with `sudo -n`.
 
-One cluster serves the tests of each half, in their order.
+The tests of each half use one cluster, in their order.
 """
 
 import os
@@ -147,7 +147,7 @@ def test_a_rolling_restart(plant: Plant) -> None:
 
 
 def test_an_edited_unit_is_repaired(plant: Plant) -> None:
-    """At once under an agent that is down, by `upgrade` under one that runs; systemd has read it."""
+    """At once if the agent is down, by `upgrade` if it runs; systemd then loads the unit."""
     units = {n: _unit_file(plant, n) for n in NODES}
     meant = {n: unit.read_text() for n, unit in units.items()}
     units["node1"].write_text(meant["node1"].replace("RestartSec=2", "RestartSec=3"))
@@ -180,7 +180,7 @@ def test_a_running_agent_loads_its_renewed_certificate(plant: Plant) -> None:
 
 
 def test_all_stop_even_if_a_node_was_never_deployed(plant: Plant) -> None:
-    """It is in cluster.yaml, and its machine has no unit of it."""
+    """cluster.yaml lists the node, but its machine has no unit."""
     path = plant.directory / "cluster.yaml"
     text = path.read_text()
     port = _address(plant, "node3")[1]
@@ -199,7 +199,7 @@ def test_all_stop_even_if_a_node_was_never_deployed(plant: Plant) -> None:
 
 
 def test_destroy_leaves_no_unit_and_no_process(plant: Plant) -> None:
-    """Also of an agent that had to be killed, which systemd remembers as failed."""
+    """Not even of a killed agent, which systemd remembers as failed."""
     late = _machine(plant, "node2").root / "run/systemd/system" / f"{_unit('node2')}.d" / "late.conf"
     late.parent.mkdir(parents=True)
     late.write_text("[Service]\nTimeoutStopSec=1ms\n")
@@ -219,7 +219,7 @@ def test_destroy_leaves_no_unit_and_no_process(plant: Plant) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_user_with_sudo_deploys_units(ops: Plant) -> None:
-    """Whose umask is strict: what root writes for it must be readable all the same."""
+    """With a strict umask, files that root writes must still be readable."""
     assert ops.iotctl("cluster", "trust", "--yes")[0] == 0
     done = ops.json("cluster", "deploy", "--yes")
     assert done["healthy"] and _machine(ops).units() == [_unit("node1")]
@@ -257,7 +257,7 @@ def test_a_user_with_sudo_destroys(ops: Plant) -> None:
 
 
 def test_a_user_who_needs_a_sudo_password_gets_a_supervisor(ops: Plant) -> None:
-    """In directories that somebody made for it; without them nothing is done."""
+    """In directories that were created for the user; without them nothing is done."""
     _sudoers(ops, ASKED)
     home = ops.home("node1")
     home.rmdir()

@@ -1,4 +1,4 @@
-"""One Spark session and one TsFile writer for all of these tests."""
+"""One Spark session and one TsFile writer for all tests of this directory."""
 
 from collections.abc import Iterator
 

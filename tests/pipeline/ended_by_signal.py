@@ -1,4 +1,4 @@
-"""A program with a Spark job that never ends, for `test_session`: says when a task runs, then waits."""
+"""A program with a Spark job that never ends, for `test_session`: prints a line once a task runs."""
 
 import sys
 import time

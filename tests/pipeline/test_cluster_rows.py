@@ -1,4 +1,4 @@
-"""Rows of a cluster's files as a Spark task reads them, without Spark: piece by piece, each once."""
+"""Rows of a cluster's files as a Spark task reads them, without Spark: in pieces, each row once."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def _read(cluster: DirectoryCluster) -> list[pa.Table]:
 
 
 def test_another_holder_continues_after_a_holder_fails(maker: Maker, tmp_path: Path, pieces: int) -> None:
-    """Newest value per cell, deletes applied, no row twice, in pieces no larger than they should be."""
+    """Newest value per cell, deletes applied, no row twice, in pieces of limited size."""
     cluster, want = _cluster(maker, tmp_path, ("n1",))
     got = _read(cluster)
     assert _sorted(pa.concat_tables(got)) == _sorted(want)
@@ -76,7 +76,7 @@ def test_without_an_undamaged_holder_reading_fails(maker: Maker, tmp_path: Path,
 
 
 def test_windows_cover_all_times_exactly_once() -> None:
-    """Whatever the manifests say; neighbours meet, and none is larger by far than asked for."""
+    """Whatever the manifests say; windows are adjacent, and none is much larger than requested."""
     metas = [
         FileMeta("f", 3, KEY, "t", (1,), 9, "0" * 32, 1000, a, b, (1, 1, 1)) for a, b in ((0, 9999), (5, 5))
     ]

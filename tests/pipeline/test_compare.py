@@ -1,4 +1,4 @@
-"""Comparing holders without Spark: every kind of difference is found, named, and blamed on the right one."""
+"""Comparing holders without Spark: every kind of difference is reported for the right holder."""
 
 import pyarrow as pa
 import pytest
@@ -21,7 +21,7 @@ SCHEMAS = {("root.a", "machines"): MACHINES}
 
 @pytest.fixture(autouse=True, params=[1 << 30, 9])
 def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is found alike whether rows are looked at all at once or a few at a time."""
+    """The results are the same whether rows are compared at once or in small windows."""
     monkeypatch.setattr(windows, "WINDOW_ROWS", request.param)
 
 
@@ -66,7 +66,8 @@ def test_equal_holders_pass_and_are_counted(maker: Maker) -> None:
 
 
 def test_a_consistently_forged_value_is_reported(maker: Maker) -> None:
-    """A file rewritten with its entry, hash and sums: node, file, series, time and both values come out."""
+    """A file rewritten with its entry, hash and sums: node, file, series, time and both values are
+    reported."""
     rows = machines()
     good = maker.file(MACHINES, rows, 7, (5,))
     time = rows.column("time")[1].as_py()
@@ -83,7 +84,7 @@ def test_a_consistently_forged_value_is_reported(maker: Maker) -> None:
 
 
 def test_two_replicas_that_differ_are_both_listed(maker: Maker) -> None:
-    """Without a majority nobody is believed: each is listed against the other."""
+    """Without a majority, each replica is listed against the other."""
     rows = machines()
     holders = Holders()
     holders.add("n1", maker.file(MACHINES, rows, 7, (5,)))
@@ -93,7 +94,7 @@ def test_two_replicas_that_differ_are_both_listed(maker: Maker) -> None:
 
 
 def test_trusted_holder_breaks_the_tie(maker: Maker) -> None:
-    """Of one previous and one new holder the new one is blamed."""
+    """Of one previous and one new holder, the new holder is reported."""
     rows = machines()
     holders = Holders()
     holders.add("old", maker.file(MACHINES, rows, 7, (5,)), trusted=True)
@@ -114,7 +115,7 @@ def test_different_cells_on_different_replicas_are_each_decided_by_majority(make
 
 
 def test_row_missing_on_one_replica(maker: Maker) -> None:
-    """A lost row shows as its cells' values against nothing."""
+    """A lost row is reported as its cells' values against none."""
     rows = machines()
     holders = Holders()
     holders.add("n1", maker.file(MACHINES, rows, 7, (5,)))
@@ -126,7 +127,7 @@ def test_row_missing_on_one_replica(maker: Maker) -> None:
 
 
 def test_series_with_null_tag_is_compared(maker: Maker) -> None:
-    """The device without a name is a series like any other."""
+    """A device without a name is a series like any other."""
     rows = machines()
     holders = Holders()
     good = maker.file(MACHINES, rows, 7, (5,))
@@ -138,7 +139,7 @@ def test_series_with_null_tag_is_compared(maker: Maker) -> None:
 
 
 def test_flipped_byte_is_found_before_the_file_is_opened(maker: Maker) -> None:
-    """Bytes that do not hash to the recorded value are reported and never parsed."""
+    """Bytes with another hash than recorded are reported and never parsed."""
     good = maker.file(MACHINES, machines(), 7, (5,))
     holders = Holders()
     holders.add("n1", good)
@@ -152,7 +153,7 @@ def test_flipped_byte_is_found_before_the_file_is_opened(maker: Maker) -> None:
 
 
 def test_recorded_sum_that_does_not_match_the_rows(maker: Maker) -> None:
-    """The rows are summed anew; a wrong recorded sum is reported even if all replicas record it."""
+    """Sums are computed from rows; a wrong recorded sum is reported even if all replicas record it."""
     good = maker.file(MACHINES, machines(), 7, (5,))
     values, one, two = good.meta.logical
     import msgspec
@@ -168,7 +169,7 @@ def test_recorded_sum_that_does_not_match_the_rows(maker: Maker) -> None:
 
 @pytest.mark.parametrize("lacking", ["n1", "n2", "n3"])
 def test_file_missing_on_one_holder(maker: Maker, lacking: str) -> None:
-    """Named by the file's hash against `missing`, and the others still compare equal."""
+    """Reported as the file's hash against `missing`; the others still compare equal."""
     first, second = maker.file(MACHINES, machines(), 7, (5,)), maker.file(MACHINES, machines(seed=3), 7, (6,))
     holders = Holders()
     for node in ("n1", "n2", "n3"):
@@ -178,7 +179,7 @@ def test_file_missing_on_one_holder(maker: Maker, lacking: str) -> None:
 
 
 def test_file_only_one_holder_has(maker: Maker) -> None:
-    """An extra file is blamed on its holder."""
+    """An extra file is reported for its holder."""
     first, second = maker.file(MACHINES, machines(), 7, (5,)), maker.file(MACHINES, machines(seed=3), 7, (6,))
     holders = Holders()
     holders.add("n1", first)
@@ -189,7 +190,7 @@ def test_file_only_one_holder_has(maker: Maker) -> None:
 
 
 def test_unreadable_replica_is_not_equal(maker: Maker) -> None:
-    """What could not be fetched is in `unread`."""
+    """A replica that could not be fetched is in `unread`."""
     good = maker.file(MACHINES, machines(), 7, (5,))
     holders = Holders()
     holders.add("n1", good)
@@ -200,7 +201,7 @@ def test_unreadable_replica_is_not_equal(maker: Maker) -> None:
 
 
 def test_table_without_schema_is_unread(maker: Maker) -> None:
-    """A table the meta group does not know cannot be compared, and says so."""
+    """A table that the meta group does not know cannot be compared, and is reported."""
     holders = Holders()
     holders.add("n1", maker.file(MACHINES, machines(), 7, (5,)))
     outcome = compare_slot(holders.holdings, holders._content, {})
@@ -261,7 +262,7 @@ def test_all_nans_are_equal_and_the_two_zeros_differ() -> None:
 
 
 def test_row_of_nulls_is_not_an_absent_row() -> None:
-    """A row whose fields are all null still is a row."""
+    """A row whose fields are all null is still a row."""
     left = pa.table({"time": [1, 2], "v": pa.array([1.0, None])})
     right = pa.table({"time": [1], "v": pa.array([1.0])})
     total, cells = differing_cells([left, right], ["v"])

@@ -1,4 +1,4 @@
-"""A Spark cluster that is not there, gives nothing, lacks our packages or goes away is told, soon."""
+"""An unreachable, idle, incomplete or lost Spark cluster is reported soon."""
 
 import os
 import re
@@ -26,7 +26,7 @@ PATIENCE_S = 180
 
 @contextmanager
 def closed_port() -> Iterator[int]:
-    """Bound and not listening: nobody else gets it, and connections are refused."""
+    """A port that is bound without a listener, so that connections are refused."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -60,7 +60,7 @@ def test_one_of_several_masters_suffices_and_other_urls_are_left_to_spark() -> N
 
 
 def test_every_executor_resets_the_patience() -> None:
-    """A worker that comes back in time costs no job."""
+    """A worker that comes back in time does not fail the job."""
     patience = Patience(60, now=0)
     assert patience.waits(0, now=59) and not patience.over(now=59)
     assert not patience.waits(1, now=59.5)
@@ -86,7 +86,7 @@ def test_every_executor_resets_the_patience() -> None:
     ],
 )
 def test_workers_without_our_environment_are_reported(text: str, told: str) -> None:
-    """No stack, but what is missing and what to do."""
+    """The error says what is missing and what to do, without a stack."""
     line = first_line(RuntimeError(text))
     assert line.startswith("a Spark worker cannot run iotctl: ") and told in line and "PYSPARK_PYTHON" in line
 
@@ -138,8 +138,8 @@ def on_master(conf: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Path) -> None:
-    """Without a worker it is told that nothing can run; with one jobs work, a missing Python is named,
-    and a worker that dies ends the job that it ran. The cluster gives executors only for tasks."""
+    """Without a worker the lack is reported; with a worker jobs run, a missing Python is named, and the loss
+    of the worker ends its job. The cluster only provides executors for tasks."""
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.dynamicAllocation.enabled true\nspark.dynamicAllocation.shuffleTracking.enabled true\n"
     )

@@ -1,4 +1,4 @@
-"""The vendored sample and the generated fleet are what the documents say."""
+"""The vendored sample and the generated fleet match their documentation."""
 
 from pathlib import Path
 

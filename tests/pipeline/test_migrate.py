@@ -1,4 +1,4 @@
-"""Migration of one operation: ordered, retried, verified, signed off; or honestly not."""
+"""Migration of one operation: orders, retries, verification and sign-off."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def log_of(cluster: DirectoryCluster) -> list[str]:
 def test_a_migration_copies_verifies_and_signs_off(
     tmp_path: Path, spark: SparkSession, maker: Maker, depth: str
 ) -> None:
-    """Every target node has every slot, the copies were compared, and only then released."""
+    """Every target node has every slot; the slots are released only after the copies were compared."""
     cluster = build(tmp_path, maker, Options(verify=True))
     report = run(tmp_path, spark, depth)
     assert report.units_done == report.units_total == 3 * migrate.ORDERS_PER_NODE
@@ -85,7 +85,7 @@ def test_without_depth_nothing_is_signed_off(tmp_path: Path, spark: SparkSession
 
 
 def test_wrong_copy_is_not_signed_off(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
-    """A copy whose rows differ, hash and entry made consistent: named, and the old copies stay."""
+    """A copy with other rows but a consistent hash and entry is reported, and the old copies stay."""
     cluster = build(tmp_path, maker, Options(verify=True))
     run(tmp_path, spark)
     rows = machines(seed=7)
@@ -104,7 +104,7 @@ def test_wrong_copy_is_not_signed_off(tmp_path: Path, spark: SparkSession, maker
 def test_previous_holder_that_is_down_prevents_the_sign_off(
     tmp_path: Path, spark: SparkSession, maker: Maker
 ) -> None:
-    """What could not be read is not equal."""
+    """A holder that could not be read does not count as equal."""
     cluster = build(tmp_path, maker, Options(verify=True))
     (cluster.root / "n3" / "down").touch()
     report = run(tmp_path, spark, "content")
@@ -113,7 +113,7 @@ def test_previous_holder_that_is_down_prevents_the_sign_off(
 
 
 class Returns(Silent):
-    """Brings a node back when the job says that it waits for it."""
+    """Brings a node back when the job reports that it waits for it."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
@@ -128,7 +128,7 @@ class Returns(Silent):
 def test_holder_that_is_back_soon_does_not_cost_the_sign_off(
     tmp_path: Path, spark: SparkSession, maker: Maker
 ) -> None:
-    """A node that restarts is waited for."""
+    """The job waits for a node that restarts."""
     cluster = build(tmp_path, maker, Options(verify=True))
     (cluster.root / "n3" / "down").touch()
     progress = Returns(cluster.root / "n3" / "down")
@@ -139,7 +139,7 @@ def test_holder_that_is_back_soon_does_not_cost_the_sign_off(
 
 
 def test_units_left_unread_run_again(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
-    """A holder that goes away between the list and the rows is read when it is back, and counted once."""
+    """A holder that fails between the list and the rows is read when it is back, and counted once."""
     cluster = build(tmp_path, maker, Options(verify=True))
     (cluster.root / "n3" / "down").touch()
     progress = Returns(cluster.root / "n3" / "down")
@@ -162,7 +162,7 @@ def test_units_left_unread_run_again(tmp_path: Path, spark: SparkSession, maker:
 
 
 def test_failed_orders_are_retried(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
-    """Losses on the way cost retries, not the migration."""
+    """Failed orders cost retries but not the migration."""
     cluster = build(tmp_path, maker, Options())
     with cluster.state() as state:
         state.pull_failures = 5
@@ -202,7 +202,7 @@ def test_the_lease_of_another_job_is_respected(tmp_path: Path, spark: SparkSessi
 def test_a_change_on_hold_before_copying_is_started(
     tmp_path: Path, spark: SparkSession, maker: Maker
 ) -> None:
-    """An operation held before MOVING's work is released by this job."""
+    """The job starts an operation that is on hold before COPYING."""
     cluster = build(tmp_path, maker, Options(no_migrate=True))
     assert run(tmp_path, spark).state == "done"
     assert "go" in log_of(cluster)
@@ -228,7 +228,7 @@ def test_unknown_operation(tmp_path: Path, spark: SparkSession, maker: Maker) ->
 
 
 def test_orders_alternate_between_nodes_and_cover_the_move() -> None:
-    """Each node's orders together are the move; the first ones go to different nodes."""
+    """The orders of each node cover the move; the first orders go to different nodes."""
     found = pull_orders(operation(Options()), {}, 4)
     assert {o.node for o in found[:3]} == {"n4", "n1", "n2"}
     for node in GROUPS["n4.9"]:
@@ -238,7 +238,7 @@ def test_orders_alternate_between_nodes_and_cover_the_move() -> None:
 
 
 def test_slots_are_cut_by_bytes() -> None:
-    """Pieces are disjoint, complete, and a heavy slot does not drag many others along."""
+    """Pieces are disjoint and complete, and a heavy slot shares its piece with few others."""
     sizes = {slot: 100_000 for slot in range(1000)} | {500: 200_000_000}
     pieces = cut_slots(sizes, 2)
     assert ranges.union(*pieces) == ((0, 1000),)

@@ -1,4 +1,4 @@
-"""What is repaired, from whom, and what is left alone."""
+"""Which files are repaired, from which source, and which are left alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ Rows = dict[str, FileMeta | None]
 def case(
     rows: Rows, bytes_: dict[str, str], members: int = 3
 ) -> tuple[GroupView, dict[tuple[str, str], str]]:
-    """Rows (None: not in that manifest) of replicas that answered, and what their bytes hash to."""
+    """Manifest rows (None: not listed) of replicas that answered, and the hashes of their bytes."""
     replicas = [Replica(n, "n1.1", {row.name: row} if row else {}) for n, row in rows.items()]
     view = GroupView("n1.1", 100, (*NODES, "n4", "n5")[:members], replicas)
     return view, {(n, "f"): found for n, found in bytes_.items()}
@@ -44,7 +44,7 @@ GOOD, BAD = FILE.xxh3, "c" * 32
 
 @pytest.mark.parametrize("found", [BAD, "missing", "unreadable"])
 def test_the_majority_s_file_replaces_a_damaged_or_missing_one(found: str) -> None:
-    """At both depths, and from the replicas that read it well alone."""
+    """At both depths, and only from replicas that hold it whole."""
     view, hashes = case(dict.fromkeys(NODES, FILE), {"n1": GOOD, "n2": found, "n3": GOOD})
     for depth in ("hash", "content"):
         assert decide(view, hashes, depth) == ([Cure("n2", "n1.1", FILE, ("n1", "n3"))], [])
@@ -83,7 +83,7 @@ KEPT = (FileRef("n1", "s", "old", 10, GOOD), FileRef("n9", "s", "old", 10, GOOD)
 
 
 def test_without_a_majority_a_signed_off_copy_is_used() -> None:
-    """A previous holder keeps the bytes that the only row in question names; a node is not its own source."""
+    """A previous holder retains the bytes of the only manifest row; a node is not its own source."""
     signed_off: SignedOff = {(3, (5,), GOOD): KEPT}
     view, hashes = case(dict.fromkeys(NODES, ADOPTED), {"n1": BAD, "n2": BAD, "n3": GOOD})
     assert decide(view, hashes, "hash", signed_off) == (
@@ -98,7 +98,7 @@ def test_without_a_majority_a_signed_off_copy_is_used() -> None:
 
 
 def test_a_majority_takes_precedence_over_previous_holders() -> None:
-    """They were sealed long ago: what the group agrees on since is newer."""
+    """Their copies were sealed earlier: the group's agreement is newer."""
     view, hashes = case(dict.fromkeys(NODES, ADOPTED), {"n1": BAD, "n2": GOOD, "n3": GOOD})
     assert decide(view, hashes, "hash", {(3, (5,), GOOD): KEPT}) == (
         [Cure("n1", "n1.1", ADOPTED, ("n2", "n3"))],
@@ -107,7 +107,7 @@ def test_a_majority_takes_precedence_over_previous_holders() -> None:
 
 
 def test_only_depth_content_repairs_a_forged_row() -> None:
-    """Two honest replicas outvote it; at depth hash it is told and left."""
+    """Two honest replicas outvote it; at depth hash it is reported and left alone."""
     view, hashes = case({"n1": FILE, "n2": FORGED, "n3": FILE}, {"n1": GOOD, "n2": FORGED.xxh3, "n3": GOOD})
     assert decide(view, hashes, "content") == ([Cure("n2", "n1.1", FILE, ("n1", "n3"))], [])
     cures, (left,) = decide(view, hashes, "hash")
@@ -116,7 +116,7 @@ def test_only_depth_content_repairs_a_forged_row() -> None:
 
 @pytest.mark.parametrize("change", [{"order": (6,)}, {"slot": 4}, {"table": "u"}])
 def test_another_history_is_not_repaired(change: dict[str, object]) -> None:
-    """Copying a file does not mend a manifest that disagrees on age or place."""
+    """Copying a file does not repair a manifest with another age or place."""
     other = msgspec.structs.replace(FILE, **change)
     view, hashes = case({"n1": FILE, "n2": other, "n3": FILE}, {"n1": GOOD, "n2": GOOD, "n3": GOOD})
     cures, (left,) = decide(view, hashes, "content")
@@ -124,7 +124,7 @@ def test_another_history_is_not_repaired(change: dict[str, object]) -> None:
 
 
 def test_a_file_that_only_some_manifests_list_is_not_repaired() -> None:
-    """Nothing is added to a manifest nor taken from it."""
+    """No entry is added to or removed from a manifest."""
     view, hashes = case({"n1": FILE, "n2": None, "n3": FILE}, {"n1": GOOD, "n3": GOOD})
     cures, (left,) = decide(view, hashes, "content")
     assert not cures and left.node == "n2"
@@ -132,7 +132,7 @@ def test_a_file_that_only_some_manifests_list_is_not_repaired() -> None:
 
 
 def test_without_a_cut_nothing_is_repaired() -> None:
-    """Replicas looked at different moments prove nothing."""
+    """Replicas at different log indexes prove nothing."""
     view, hashes = case(dict.fromkeys(NODES, FILE), {"n1": GOOD, "n2": BAD, "n3": GOOD})
     assert decide(replace(view, cut=None), hashes, "hash")[0] == []
 
@@ -152,7 +152,7 @@ def flip(path: Path) -> bytes:
 
 
 def test_a_flipped_byte_is_repaired_and_verified_again(built: Built) -> None:
-    """The report passes and names what was kept; another verification finds nothing."""
+    """The report passes and names the quarantined file; another verification finds nothing."""
     path = built.put("n3", built.files[60])
     bad = flip(path)
     report = run(built, "hash")
@@ -165,7 +165,7 @@ def test_a_flipped_byte_is_repaired_and_verified_again(built: Built) -> None:
 
 
 def test_a_missing_file_is_put_back(built: Built) -> None:
-    """Nothing is in quarantine."""
+    """No file is in quarantine."""
     built.put("n1", built.files[3]).unlink()
     report = run(built, "hash")
     assert report.passed and [(m.found, m.repaired) for m in report.mismatches] == [("missing", True)]
@@ -173,7 +173,7 @@ def test_a_missing_file_is_put_back(built: Built) -> None:
 
 
 def test_two_damaged_of_three_stay_as_they_are(built: Built) -> None:
-    """Each is told as not repairable; the slot beside it is repaired all the same."""
+    """Each is reported as not repairable; a neighbouring slot is still repaired."""
     bad = [flip(built.put(node, built.files[3])) for node in ("n1", "n2")]
     flip(built.put("n1", built.files[4]))
     report = run(built, "hash")
@@ -190,7 +190,7 @@ def test_two_damaged_of_three_stay_as_they_are(built: Built) -> None:
 
 @pytest.mark.parametrize("how", ["stuck", "lying"])
 def test_a_node_that_does_not_repair_is_reported(built: Built, how: str) -> None:
-    """Whether it refuses or only says it did: repaired is what was seen afterwards."""
+    """Whether it refuses or falsely confirms: only the second verification counts."""
     flip(built.put("n3", built.files[60]))
     (built.cluster.root / "n3" / how).touch()
     report = run(built, "hash")
@@ -200,7 +200,7 @@ def test_a_node_that_does_not_repair_is_reported(built: Built, how: str) -> None
 
 
 def test_a_forged_row_is_left_at_depth_hash(built: Built, maker: Maker) -> None:
-    """It is found there, and says at which depth it can be repaired."""
+    """It is reported, with the depth at which it can be repaired."""
     tamper(built, maker)
     (found,) = run(built, "hash").mismatches
     assert not found.repaired and "--depth content" in found.reason
@@ -208,7 +208,7 @@ def test_a_forged_row_is_left_at_depth_hash(built: Built, maker: Maker) -> None:
 
 @pytest.mark.spark
 def test_consistent_tampering_is_repaired_by_content(built: Built, spark: SparkSession, maker: Maker) -> None:
-    """The cell is named and repaired: bytes and row are the majority's again. So are merely damaged bytes."""
+    """The cell is named and repaired: bytes and row are those of the majority. So are damaged bytes."""
     tamper(built, maker)
     flip(built.put("n3", built.files[60]))
     report = run(built, "content", session=spark)
@@ -223,7 +223,7 @@ def test_consistent_tampering_is_repaired_by_content(built: Built, spark: SparkS
 def test_three_different_replicas_are_not_repaired_by_content(
     built: Built, spark: SparkSession, maker: Maker
 ) -> None:
-    """Nobody knows which one is right."""
+    """No replica is known to be right."""
     rows = machines(seed=4)
     for node, value in (("n1", 1.5), ("n2", 2.5)):
         built.put(node, maker.file(MACHINES, with_cell(rows, 1, "heat", value), 4, (5,)))
@@ -232,7 +232,7 @@ def test_three_different_replicas_are_not_repaired_by_content(
 
 
 def test_the_output_of_a_compaction_blocked_by_damage_is_copied() -> None:
-    """The others merged the file already: its replica gets what they made, and its inputs go with that."""
+    """The others have merged the file: the replica gets their output, which replaces its inputs."""
     made = msgspec.structs.replace(FILE, name="made", order=(7,), xxh3="e" * 32)
     damage = DamagedFile("f", 3, FILE.xxh3, BAD, "made", ("f",))
     stuck = Replica("n2", "n1.1", {"f": FILE}, (damage,))
@@ -251,7 +251,7 @@ def test_an_input_that_the_others_still_have_is_repaired() -> None:
 
 
 class _Stuck:
-    """A cluster of one replica whose compaction a damaged file holds up: it never settles."""
+    """A cluster with a replica whose compaction is blocked by a damaged file: it never settles."""
 
     def call_group(self, group: str, request: object) -> Accepted:
         return Accepted(100)
@@ -262,7 +262,7 @@ class _Stuck:
 
 
 def test_a_replica_blocked_by_damage_is_a_mismatch_and_not_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A17: what compaction met first is named with its file and both hashes, not "could not read"."""
+    """A17: damage that a compaction detected is reported with file and both hashes, not as unread."""
     monkeypatch.setattr(pipeline_replicas, "DAMAGED_SETTLE_S", 0.0)
     record = GroupRecord("n1.1", "n1", ("n1",), ("n1",))
     views, unread = view_groups(_Stuck(), [record], Chosen(), Silent())  # type: ignore[arg-type]
@@ -272,14 +272,14 @@ def test_a_replica_blocked_by_damage_is_a_mismatch_and_not_unread(monkeypatch: p
 
 
 class _Keeping(_Stuck):
-    """Keeps a damaged file of a slot that left the group: its manifest of open slots does not list it."""
+    """Retains a damaged file of a slot that left the group: its manifest of open slots does not list it."""
 
     def manifest(self, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
         return ManifestReply("n1.1", node, 100, 100, 0, (FILE,), (DamagedFile("left", 9, GOOD, BAD),))
 
 
 def test_damage_of_a_slot_that_left_the_group_is_a_mismatch_at_every_depth() -> None:
-    """A17: a pull found it; the hashes of open slots say nothing of it. A choice of slots leaves it out."""
+    """A17: a pull detected it; the hashes of open slots do not cover it. A choice of slots leaves it out."""
     record = GroupRecord("n1.1", "n1", ("n1",), ("n1",))
     views, _ = view_groups(_Keeping(), [record], Chosen(), Silent())  # type: ignore[arg-type]
     (found,) = damage_found(views)

@@ -1,4 +1,4 @@
-"""Before Spark starts: Java is checked, masters get their retries."""
+"""Spark sessions: the check of Java, retries of local masters, and their end."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def test_java_version_is_read(text: str, major: int | None) -> None:
 
 @pytest.mark.parametrize("version", ["1.8.0", "11.0.2"])
 def test_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """With the version found and what to do."""
+    """The error has the version and the fix."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
@@ -41,7 +41,7 @@ def test_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ve
 
 
 def test_no_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clear sentence instead of a stack trace."""
+    """The error is a sentence instead of a stack trace."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setitem(os.environ, "PATH", str(tmp_path))
     with pytest.raises(Refused, match="none was found"):
@@ -60,8 +60,8 @@ def test_local_masters_get_retries() -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("number,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_spark_silently(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """The signal decides the exit code, whatever Spark says when it is stopped in the middle of a call;
-    no JVM stays and no traceback is printed. Ctrl-C goes to the whole group, as a terminal does it."""
+    """The signal decides the exit code, whatever Spark reports when it is stopped during a call; no JVM stays
+    and no traceback is printed. Ctrl-C goes to the whole process group, as from a terminal."""
     started = tmp_path / "started"
     program = [sys.executable, "-m", "tests.pipeline.ended_by_signal", str(started)]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:

@@ -1,4 +1,4 @@
-"""The `tsfile` data source: what a Spark user sees."""
+"""The `tsfile` data source, as Spark users use it."""
 
 import math
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_reads_rows_as_written(source: SparkSession, directory: Path) -> None:
 
 
 def test_named_columns_alone_are_read(source: SparkSession, directory: Path) -> None:
-    """A user schema prunes; a column the files lack is null."""
+    """A user schema limits the columns; a column that the files lack is null."""
     frame = source.read.format("tsfile").schema("time long, count long, later double").load(str(directory))
     row = frame.orderBy("time", "count").first()
     assert row is not None and row.asDict() == {"time": 5 * 10**9, "count": 0, "later": None}
@@ -113,7 +113,7 @@ def test_empty_directory_is_no_rows(source: SparkSession, tmp_path: Path) -> Non
 def test_cluster_rows_are_merged_and_failing_holders_are_replaced(
     source: SparkSession, maker: Maker, tmp_path: Path
 ) -> None:
-    """Newest value per cell, deletes applied; a damaged or silent holder is passed over."""
+    """Newest value per cell, deletes applied; a damaged or silent holder is skipped."""
     cluster = create(tmp_path, GROUPS, (MACHINES,))
     rows = machines()
     old = maker.file(MACHINES, rows, 7, (5,))

@@ -28,7 +28,7 @@ def test_an_import_writes_every_row_through_the_client(spark: SparkSession, tmp_
 
 
 def test_export_holds_the_rows_of_the_files(spark: SparkSession, maker: Maker, tmp_path: Path) -> None:
-    """What was closed comes out again."""
+    """Closed rows are exported."""
     cluster = create(tmp_path / "c", GROUPS, (MACHINES,))
     cluster.put("n1", "n1.1", maker.file(MACHINES, machines(), 7, (5,)))
     spec = DirectorySpec(str(tmp_path / "c"))
@@ -38,6 +38,6 @@ def test_export_holds_the_rows_of_the_files(spark: SparkSession, maker: Maker, t
 
 
 def test_unknown_format(spark: SparkSession, tmp_path: Path) -> None:
-    """Named, with those there are."""
+    """The error lists the known formats."""
     with pytest.raises(InvalidInput, match="parquet"):
         transfer.read_files(spark, str(tmp_path), "xlsx")

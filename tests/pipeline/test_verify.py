@@ -57,7 +57,7 @@ def run(
 
 
 def tamper(built: Built, maker: Maker) -> tuple[object, object]:
-    """One value on n2, everything recorded about it made consistent; the old and the new value."""
+    """Change one value on n2 with a consistent manifest; returns the old and the new value."""
     rows = machines(seed=4)
     built.put("n2", maker.file(MACHINES, with_cell(rows, 1, "heat", 1234.5), 4, (5,)))
     return rows.column("heat")[1].as_py(), 1234.5
@@ -76,8 +76,8 @@ def test_equal_replicas_pass(built: Built, depth: str) -> None:
 def test_files_merged_while_bytes_are_read_are_checked_again(
     built: Built, maker: Maker, monkeypatch: pytest.MonkeyPatch, merged_on: tuple[str, ...]
 ) -> None:
-    """A slot's files become one between listing and reading. The report does not pass where replicas then
-    differ, or where nothing of the slot is left."""
+    """The files of a slot are merged between listing and reading. The report does not pass if replicas then
+    differ, or if nothing of the slot is left."""
     monkeypatch.setattr(replicas, "ASKS_MAX", 1)  # one after the other: the first question changes the files
     merged = maker.file(MACHINES, machines(seed=4), 4, (6,))
     asked = DirectoryCluster.call
@@ -123,7 +123,7 @@ def test_equal_replicas_pass_by_content(built: Built, spark: SparkSession) -> No
     ],
 )
 def test_a_filter_that_selects_nothing_never_passes(built: Built, filters: Filters, says: str) -> None:
-    """Refused before Spark starts: nothing differs from nothing."""
+    """Refused before Spark starts: an empty selection never differs."""
     with pytest.raises(Refused, match=says):
         run(built, "content", filters)
 
@@ -145,7 +145,7 @@ def test_flipped_byte_is_found_by_hash_not_by_manifest(built: Built) -> None:
 def test_consistent_tampering_is_named_by_content_alone(
     built: Built, spark: SparkSession, maker: Maker
 ) -> None:
-    """Content names node, slot, file, series, time and both values; the shallower depths only a file."""
+    """Depth content names node, slot, file, series, time and both values; the others only a file."""
     was, now = tamper(built, maker)
     (shallow,) = run(built, "hash").mismatches
     assert (shallow.node, shallow.series) == ("n2", "")
@@ -157,7 +157,7 @@ def test_consistent_tampering_is_named_by_content_alone(
 
 @pytest.mark.spark
 def test_replica_that_is_down_is_unread_and_fails(built: Built, spark: SparkSession) -> None:
-    """Nothing differs, yet it does not pass."""
+    """Nothing differs, but the report does not pass."""
     (built.cluster.root / "n3" / "down").touch()
     for report in (run(built, "manifest"), run(built, "content", session=spark)):
         assert not report.mismatches and not report.passed
@@ -178,8 +178,8 @@ def test_replica_that_is_behind_is_unread(built: Built) -> None:
 def test_verify_waits_for_a_replica_that_makes_its_files_slowly(
     built: Built, monkeypatch: pytest.MonkeyPatch, moves: str
 ) -> None:
-    """Ten times as long as one that makes none, while each look finds more made, or a worker has it to make;
-    writes go on."""
+    """Ten times as long as for a replica without progress, while each poll shows progress or a worker is
+    busy; writes continue."""
     monkeypatch.setattr(replicas, "SETTLE_POLL_S", 0.02)
     listed, asked = DirectoryCluster.manifest, 0
 
@@ -225,7 +225,7 @@ def test_verify_stops_waiting_for_a_replica_that_finishes_no_file(
 def test_merges_are_suspended_while_verify_waits_for_a_replica(
     built: Built, monkeypatch: pytest.MonkeyPatch, quiet_s: float
 ) -> None:
-    """The leader is told again and again; and what it merged all the same is waited for at a newer cut."""
+    """The close is repeated on the leader; files that it merged anyway are awaited at a newer cut."""
     monkeypatch.setattr(replicas, "SETTLE_POLL_S", 0.02)
     monkeypatch.setattr(replicas, "QUIET_S", quiet_s)
     listed, closed = DirectoryCluster.manifest, DirectoryCluster.call_group
@@ -237,7 +237,7 @@ def test_merges_are_suspended_while_verify_waits_for_a_replica(
         return Accepted(100 + cuts) if group == "n1.1" else closed(self, group, request)
 
     def manifest(self: DirectoryCluster, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
-        """n2 works for 20 looks, and lacks a file until it has made those up to the second cut."""
+        """n2 works for 20 polls and lacks a file until it has made all files up to the second cut."""
         nonlocal left
         reply = listed(self, node, group, slots)
         if group != "n1.1":
@@ -260,7 +260,7 @@ def test_merges_are_suspended_while_verify_waits_for_a_replica(
 
 
 def test_files_after_the_cut_do_not_disturb(built: Built, maker: Maker) -> None:
-    """Writes that go on make files one replica has before the others."""
+    """Concurrent writes make files that one replica has before the others."""
     built.put("n1", maker.file(MACHINES, machines(seed=9), 4, (101,)))
     assert run(built, "hash").passed
 
@@ -276,14 +276,14 @@ def test_missing_manifest_entry_is_a_mismatch(built: Built) -> None:
 
 @pytest.mark.spark
 def test_filters_narrow_what_is_read(built: Built, spark: SparkSession, maker: Maker) -> None:
-    """A slot that is not asked for is not looked at."""
+    """A slot that is not selected is not read."""
     tamper(built, maker)
     report = run(built, "content", Filters(slots=((60, 61),)), session=spark)
     assert report.passed and report.rows == 150
 
 
 def test_slots_in_migration_are_unread(built: Built) -> None:
-    """While a change moves slots nobody's manifest is complete."""
+    """While a change migrates slots, no manifest is complete."""
     move = one_move(((3, 4),), "n1.1", "n2.1", GROUPS)
     operation = Operation("op-7", "move", "n2", "me", 0, 1, 2, [move], [], Options(), Stage.MOVING)
     with built.cluster.state() as state:

@@ -1,4 +1,4 @@
-"""Saved plans: read back whole, refused when stale or edited, and executed exactly as shown."""
+"""Saved plans: loaded completely, refused if stale or edited, and executed exactly as shown."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ def test_json_and_yaml_round_trip(name: str) -> None:
 
 
 def test_steps_become_the_changes_that_were_planned() -> None:
-    """What is executed is what was shown: same tables, same members, same moves."""
+    """The executed changes are those shown: same tables, members and moves."""
     planned = plan_adds(FACTS.table, [("x", 1.0), ("y", 1.0)], None, 3, FACTS.slot_bytes)
     assert changes_of(PLANS["add"], FACTS.table) == planned
     removed = changes_of(PLANS["remove"], FACTS.table)
@@ -52,7 +52,7 @@ def test_steps_become_the_changes_that_were_planned() -> None:
 
 @pytest.mark.parametrize("name", ["add", "remove", "replace", "replace by itself", "rebalance"])
 def test_a_plan_that_was_carried_out_is_known_by_its_table(name: str) -> None:
-    """Not before its last step, nor after any further change, nor in another cluster."""
+    """Not before its last step, after any further change, or in another cluster."""
     plan, table = PLANS[name], facts_of(7, 122).table if name == "rebalance" else FACTS.table
     assert not is_carried_out(plan, table, [3])
     *before, last = changes_of(plan, table)
@@ -117,13 +117,13 @@ def test_what_is_not_a_plan_is_an_input_problem(text: str) -> None:
 
 
 def test_another_format_is_refused() -> None:
-    """A plan of a later format is not half understood."""
+    """A plan of a later format is not partly read."""
     with pytest.raises(InputProblem, match="format"):
         from_json(to_json(msgspec.structs.replace(PLANS["add"], format_version=2)))
 
 
 def test_a_plan_nested_deeply_is_an_input_problem() -> None:
-    """F15: it ended as a fault of ours, a RecursionError."""
+    """F15: formerly an internal error, a RecursionError."""
     for read, text in ((from_json, '{"kind": ' + "[" * 200_000), (from_yaml, "kind: " + "[" * 500)):
         with pytest.raises(InputProblem, match="not a plan"):
             read(text)

@@ -1,4 +1,4 @@
-"""Zones and weights against ring order: what it can do is found, what it cannot is refused."""
+"""Zones and weights in ring order: a valid order is found, or the plan is refused."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -84,7 +84,7 @@ def test_a_large_zone_is_spread_over_the_whole_ring(zones: str) -> None:
 
 
 def test_heavy_nodes_of_a_new_ring_stand_apart() -> None:
-    """Side by side they would leave too much to a light one."""
+    """Side by side, they would place too much on a light node."""
     weights = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 2.0, "f": 2.0}
     assert overload(initial_ring(list(weights), list(weights.values())), 3)[1] > OVERLOAD
     order = spread_order(weights, {}, 3)
@@ -102,7 +102,7 @@ def test_a_heavy_new_node_is_placed_apart_from_the_existing_heavy_node(heavy: in
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_one_node_of_every_zone_fits_into_a_ring_that_keeps_them_apart(data: st.DataObject) -> None:
-    """Whatever place the bytes decide for, as long as it is one of those allowed."""
+    """Whichever of the allowed places the bytes decide for."""
     zones = "abcd"[: data.draw(st.integers(3, 4))]
     ring = ring_of(zones * data.draw(st.integers(1, 3)))
     newcomers = [f"{z}new" for z in data.draw(st.permutations(zones))]
@@ -136,7 +136,7 @@ def test_a_quorum_in_one_zone_is_refused_unless_the_same_plan_avoids_it() -> Non
 
 
 def test_a_ring_that_is_no_worse_than_today_is_planned() -> None:
-    """Five nodes cannot keep three zones apart: the sixth mends it, and until then nothing is worse."""
+    """Five nodes cannot separate three zones: the sixth resolves that, and no earlier step is worse."""
     facts = replace(facts_of(5), zones={**{f"n{i + 1}": "abcab"[i] for i in range(5)}, "x": "c", "y": "a"})
     mended = make_add(facts, ["x"])
     assert not mended.refusals and mended.steps[0].after == "n5"
@@ -146,7 +146,7 @@ def test_a_ring_that_is_no_worse_than_today_is_planned() -> None:
 
 
 def spec_facts(ring: str, listed: Sequence[str]) -> ClusterFacts:
-    """As `spec_plan` makes them: whoever is in the ring and not listed has no zone any more."""
+    """As `spec_plan` makes them: a node in the ring that is not listed has no zone."""
     names = [f"{z}{ring[: i + 1].count(z)}" for i, z in enumerate(ring)]
     table = initial_table(initial_ring(names), 600)
     return ClusterFacts(table, 3, dict.fromkeys(range(600), 10), zones=by_letter(listed))
@@ -160,7 +160,7 @@ def test_each_replacement_takes_the_place_that_fits_its_zone() -> None:
 
 
 def test_a_place_that_does_not_fit_the_zone_is_not_taken() -> None:
-    """b9 beside b1 would be two of one zone in a group; elsewhere on the ring it is not."""
+    """b9 beside b1 would give two members of one zone in a group; elsewhere on the ring it would not."""
     facts = spec_facts("abcdef", ["b1", "c1", "d1", "e1", "f1", "b9"])
     plan = make_spec(facts, ["b9"], ["a1"])
     assert not plan.refusals and [s.kind for s in plan.steps] == ["add", "remove"]
@@ -176,7 +176,7 @@ def test_every_node_can_be_replaced_at_once() -> None:
 
 
 def test_a_removed_zone_does_not_make_a_zone_overlap_look_old() -> None:
-    """c1 is gone from the file with its zone: what is left is judged by itself."""
+    """c1 and its zone are deleted from the file: the remaining nodes are judged on their own."""
     facts = spec_facts("abcabd", ["a1", "b1", "a2", "b2", "d1"])
     assert [r.code for r in make_spec(facts, [], ["c1"]).refusals] == ["zones"]
     assert make_spec(facts, [], ["c1"], accept_layout=True).steps
@@ -195,7 +195,7 @@ def test_a_removed_zone_does_not_make_a_zone_overlap_look_old() -> None:
 def test_no_slot_moves_twice_on_the_way_to_the_file(
     comes: list[str], goes: list[str], weights: dict[str, float]
 ) -> None:
-    """Also from a table that was evened out by bytes, where counts differ much."""
+    """Also from a table that was balanced by bytes, where counts differ much."""
     ring = initial_ring(["n1", "n2", "n3", "n4"])
     owners = np.repeat(np.arange(4), [3000, 3000, 3000, 1000]).astype(np.uint16)
     facts = ClusterFacts(PartitionTable(7, ring, owners), 2, {}, weights=weights)
@@ -213,7 +213,7 @@ def test_a_violating_plan_is_made_if_the_layout_is_accepted() -> None:
 
 
 def test_a_weight_that_the_neighbours_undo_is_refused() -> None:
-    """Its neighbours keep its slots: next to a node of weight 6 those of weight 1 hold nearly as much."""
+    """Its neighbours hold its slots: next to a node of weight 6, nodes of weight 1 hold nearly as much."""
     assert overload(initial_ring([f"n{i}" for i in range(5)]), 3)[1] == 1.0
     assert overload(initial_ring(list("abcde"), [1, 1, 1, 1, 2]), 3)[1] == pytest.approx(4 / 3)
     some, much = (make_add(replace(facts_of(5), weights={"n6": w}), ["n6"]) for w in (2.0, 6.0))

@@ -36,7 +36,7 @@ def test_five_to_six_moves_the_bound() -> None:
 
 
 def test_json_keys() -> None:
-    """The keys that programs read are there, `from` and `to` by their names."""
+    """The published keys are present, including `from` and `to`."""
     plan = msgspec.json.decode(to_json(make_add(facts_of(5), ["n6"], after="n2")))
     assert plan.keys() >= {
         "kind", "table_version", "spec_hash", "strategy", "moves", "group_changes", "summary", "hot_slots",
@@ -56,7 +56,7 @@ def test_json_keys() -> None:
 
 
 def test_a_small_removal_matches_a_manual_calculation() -> None:
-    """4 nodes, one byte a slot, R = 3, remove n4: every byte of the plan is accounted for."""
+    """4 nodes, one byte per slot, R = 3, remove n4: every byte of the plan is accounted for."""
     plan = make_remove(facts_of(4, 12, dict.fromkeys(range(12), 1), rate_bytes_per_s=2), ["n4"])
     s = plan.summary
     # n4's 3 slots go one each to n1, n2, n3; old D(4) = {4,1,2}: only n3 pulls each of them (3 bytes).
@@ -124,7 +124,7 @@ def test_three_nodes_with_three_replicas_cannot_lose_one() -> None:
 
 
 def test_full_disk_is_refused_by_name() -> None:
-    """A node whose free disk is below what it would copy is named."""
+    """A node with less free disk than it would copy is named."""
     plan = make_add(facts_of(5, nodes={"n6": NodeFacts(disk_free_bytes=10)}), ["n6"])
     assert codes(plan) == [("disk_full", "n6")]
     roomy = make_add(facts_of(5, nodes={"n6": NodeFacts(disk_free_bytes=1 << 40)}), ["n6"])
@@ -132,14 +132,14 @@ def test_full_disk_is_refused_by_name() -> None:
 
 
 def test_group_without_quorum_is_refused_by_name() -> None:
-    """Two of {n1,n2,n3} down: that group cannot seal, so nothing is planned. One down is no hindrance."""
+    """Two of {n1,n2,n3} down: that group cannot seal, so nothing is planned. One down is acceptable."""
     down = NodeFacts(live=False)
     plan = make_add(facts_of(7, nodes={"n2": down, "n3": down}), ["n8"])
     assert {("no_quorum", "n1"), ("no_quorum", "n2")} <= set(codes(plan))
 
 
 def test_a_recovered_group_is_judged_by_the_members_it_has() -> None:
-    """n2 and n3 were given up: n1 and n4 are all of their groups, and alive."""
+    """n2 and n3 were declared lost: n1 and n4 are the only members of their groups, and alive."""
     down = NodeFacts(live=False)
     facts = facts_of(7, nodes={"n2": down, "n3": down})
     assert {("no_quorum", "n1"), ("no_quorum", "n2")} <= set(codes(make_remove(facts, ["n2"])))
@@ -150,14 +150,14 @@ def test_a_recovered_group_is_judged_by_the_members_it_has() -> None:
 
 
 def test_hot_slots_are_shown_largest_first() -> None:
-    """A slot of many times the mean is named with its group: no placement can split it."""
+    """A slot of many times the mean is listed with its group: a slot cannot be split."""
     data = {**dict.fromkeys(range(100), 10), 5: 5000, 9900: 9000}
     hot = make_add(facts_of(5, data=data), ["n6"]).hot_slots
     assert [(h.slot, h.header) for h in hot] == [(9900, "n5"), (5, "n1")]
 
 
 def test_a_hot_slot_is_listed_by_its_share_of_the_group() -> None:
-    """More than a fifth of its group's bytes or writes: named, with both shares and what helps."""
+    """More than a fifth of its group's bytes or writes: listed with both shares and advice."""
     data = {**dict.fromkeys(range(0, 2000, 50), 10), 5: 200, 3000: 10, 3001: 10, 3002: 10, 3003: 10, 3004: 10}
     rates = {0: 1.0, 50: 1.5, 2001: 9.0, 4000: 3.0, 4001: 3.0, 4002: 3.0, 4003: 3.0, 4004: 3.0}
     facts = facts_of(5, data=data)
@@ -202,7 +202,7 @@ def test_a_rebalance_balances_the_requested_load(strategy: str, of: str) -> None
 
 
 def test_the_bound_respects_that_slots_cannot_be_split() -> None:
-    """A giant stays above 1.1 whatever moves: the bound is then of that, and never above what was planned."""
+    """One giant slot stays above 1.1 whatever moves: the bound accounts for it and never exceeds the plan."""
     data = {0: 10_000, **dict.fromkeys(range(1, 20), 10), **dict.fromkeys(range(2000, 2040), 60)}
     s = make_rebalance(facts_of(5, data=data), "bytes").summary
     assert s.max_over_mean_after is not None and s.max_over_mean_after > 1.1
@@ -212,7 +212,7 @@ def test_the_bound_respects_that_slots_cannot_be_split() -> None:
 
 
 def test_balanced_slots_are_left_alone_by_the_slots_strategy() -> None:
-    """The same cluster: by slots there is nothing to do."""
+    """The same cluster is balanced by slots."""
     plan = make_rebalance(skewed(), "slots")
     assert not plan.has_changes and plan.summary.max_over_mean_after == 1.0
 
@@ -234,7 +234,7 @@ def test_max_moves_takes_the_most_useful_slots(strategy: str) -> None:
 
 
 def test_a_rebalance_needs_both_groups_alive() -> None:
-    """The group that gives and the one that takes both log something."""
+    """Both the losing and the gaining group must write to their logs."""
     down = NodeFacts(live=False)
     facts = replace(skewed(), nodes={"n4": down, "n5": down})
     assert ("no_quorum", "n4") in codes(make_rebalance(facts, "bytes"))
@@ -280,7 +280,7 @@ def test_a_thousand_nodes_in_two_seconds(verb: str) -> None:
 
 
 def test_a_node_that_replaces_itself_leaves_and_comes_back_to_its_place() -> None:
-    """A machine with a new disk: nobody else may change places, and all have slots again."""
+    """A machine with a new disk: no other node changes its place, and all have slots again."""
     facts = facts_of(5, nodes={"n2": NodeFacts(live=False)})
     plan = make_replace(facts, "n2", "n2")
     assert not plan.refusals

@@ -1,4 +1,4 @@
-"""How far a plan's copied bytes are from what a ring of such groups allows, and from copies placed freely."""
+"""How far a plan's copied bytes are from the optimum on the ring, and from freely placed copies."""
 
 import time
 from itertools import combinations
@@ -18,7 +18,7 @@ BYTES = 1_000
 
 
 def even_table(n: int, slots: int, seed: int) -> PartitionTable:
-    """n1 ... with as equal numbers of slots as can be; who has one more is drawn."""
+    """n1 ... with numbers of slots as equal as possible; the nodes with one more are drawn at random."""
     owners = np.random.default_rng(seed).permutation(n)[np.arange(slots) % n]
     return PartitionTable(7, initial_ring([f"n{i + 1}" for i in range(n)]), owners.astype(np.uint16))
 
@@ -26,7 +26,7 @@ def even_table(n: int, slots: int, seed: int) -> PartitionTable:
 def moved_bytes(
     old: Ring, new: Ring, counts: dict[str, int], moves: dict[tuple[str, str], int], r: int
 ) -> int:
-    """By the definition: what members of gaining groups lack, and what joiners of groups catch up."""
+    """By definition: what members of gaining groups lack, and what joining members catch up."""
     copied = 0
     given = dict.fromkeys(counts, 0)
     for (source, target), number in moves.items():
@@ -40,7 +40,7 @@ def moved_bytes(
 
 
 def optimum(table: PartitionTable, r: int, *, leaver: str = "") -> int:
-    """Fewest bytes over every place on the ring and every even table that the fewest moves lead to."""
+    """Fewest bytes over every place on the ring and every balanced table with the fewest moves."""
     ring, counts = table.ring, table.counts()
     names = [n for n in ring.names if n != leaver]
     rings = (
