@@ -1,4 +1,4 @@
-"""A cluster in memory behind the same verbs, and one command line run against it."""
+"""A cluster in memory with the client's interface, and a way to run one command line against it."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a support bundle holds, and what it never does."""
+"""What a support bundle contains, and what it never contains."""
 
 import json
 import tarfile
@@ -15,7 +15,7 @@ from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Names without the archive's root."""
+    """Names of files without the archive's root."""
     with tarfile.open(path) as archive:
         found = {}
         for entry in archive.getmembers():
@@ -32,7 +32,7 @@ def spec(tmp_path: Path) -> Path:
 
 
 def test_a_bundle_has_the_answers_of_all_live_nodes(spec: Path) -> None:
-    """Two nodes are dead: exit 0, they are named, everybody else's status is there."""
+    """Two nodes are dead: exit 0, they are named, and the statuses of all others are included."""
     cluster = FakeCluster(down={"node2", "node4"}, operations=[make_operation("op-9", stage=Stage.DONE)])
     done = iotctl(spec, "support", "bundle", "--out", "b.tar.gz", "-o", "json", cluster=cluster)
     assert done.code == 0, done.err
@@ -53,7 +53,7 @@ def test_a_bundle_has_the_answers_of_all_live_nodes(spec: Path) -> None:
 
 
 def test_a_bundle_is_written_although_no_node_answers(spec: Path) -> None:
-    """Nobody answers: exit 0, and what could not be had is said with its reason."""
+    """No node answers: exit 0, and the manifest says what is missing and why."""
     cluster = FakeCluster(down={f"node{i}" for i in range(1, 6)})
     done = iotctl(spec, "support", "bundle", cluster=cluster)
     assert done.code == 0, done.err
@@ -67,7 +67,7 @@ def test_a_bundle_is_written_although_no_node_answers(spec: Path) -> None:
 
 
 def test_logs_of_a_local_fleet_and_never_its_keys(tmp_path: Path) -> None:
-    """The end of each agent's log; nothing of a key file that lies beside it or was logged."""
+    """The end of each agent's log; no key, whether from a file or logged."""
     fleet = LocalFleet(tmp_path / "fleet")
     fleet.create(ClusterSettings(name="plant"), 2, node_settings={})
     key = (tmp_path / "fleet" / "node1" / "tls" / "node.key").read_text()
@@ -102,7 +102,7 @@ def test_logs_of_a_local_fleet_and_never_its_keys(tmp_path: Path) -> None:
     ],
 )
 def test_possible_secrets_are_redacted(text: str) -> None:
-    """And what stands around it stays."""
+    """The surrounding text stays."""
     whole = f"cluster: {{name: plant}}\n{text}\nnodes: [a]\n"
     clean = redact(whole)
     assert "hunter2" not in clean and REDACTED in clean

@@ -1,4 +1,4 @@
-"""Plans and changes: what is shown is what is asked of the cluster."""
+"""Plans and changes: the cluster is asked for what was shown."""
 
 import json
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_the_spec_is_only_shown_with_no_write_spec(spec: Path) -> None:
 
 
 def test_a_saved_plan_is_applied_once(spec: Path) -> None:
-    """The same file again changes nothing; after any other change it is stale (5)."""
+    """Applying the same file again changes nothing; after any other change it is stale (5)."""
     cluster = FakeCluster()
     saved = iotctl(spec, "plan", "remove-node", "node3", "--out", "plan.yaml", cluster=cluster)
     assert saved.code == 0 and "iotctl apply plan.yaml" in saved.err
@@ -111,7 +111,7 @@ def test_a_saved_plan_is_applied_once(spec: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plan.json", "plan.yaml", "plan"])
 def test_a_saved_plan_is_read_by_its_name(spec: Path, name: str) -> None:
-    """JSON for .json, else YAML, on both ways."""
+    """JSON for .json, else YAML, for reading and writing."""
     assert iotctl(spec, "plan", "remove-node", "node3", "--out", name, cluster=FakeCluster()).code == 0
     done = iotctl(spec, "plan", "show", name, "-o", "json")
     assert done.code == 0 and json.loads(done.out)["kind"] == "remove-node"
@@ -159,7 +159,7 @@ def test_list_and_show_agree_on_the_bytes(spec: Path) -> None:
 
 
 def test_no_stage_has_a_negative_duration(spec: Path) -> None:
-    """Its ends are told by the clocks of two leaders."""
+    """Its two times come from the clocks of two leaders."""
     operation = make_operation("op-9", stage=Stage.DONE)
     operation.stages[0].left_ms = operation.stages[0].entered_ms - 13
     done = iotctl(spec, "ops", "show", "op-9", "-o", "json", cluster=FakeCluster(operations=[operation]))
@@ -201,7 +201,7 @@ NODE6 = "  - {name: node6, host: 127.0.0.1, port: 7006}\n"
 
 
 def test_a_node_that_is_listed_instead_of_another_takes_its_place(spec: Path) -> None:
-    """One step that copies what node3 held, and never without --allow-remove: the line may be a slip."""
+    """One step copies what node3 held, but only with --allow-remove: the missing line may be a mistake."""
     (spec / "cluster.yaml").write_text(SPEC.replace(NODE3, NODE6))
     cluster = FakeCluster()
     saved = iotctl(spec, "plan", "spec", "--out", "p.yaml", "-o", "json", cluster=cluster)
@@ -218,7 +218,7 @@ def test_a_node_that_is_listed_instead_of_another_takes_its_place(spec: Path) ->
 
 
 def test_the_check_of_apply_uses_all_options_of_the_step(spec: Path) -> None:
-    """Without --allow-remove nothing differs; with it a node would go."""
+    """Without --allow-remove nothing would change; with it a node would be removed."""
     (spec / "cluster.yaml").write_text(SPEC.replace(NODE3, ""))
     for allow, state in (("false", "no_change"), ("true", "would_change")):
         (spec / "p.yaml").write_text(
@@ -231,7 +231,7 @@ def test_the_check_of_apply_uses_all_options_of_the_step(spec: Path) -> None:
 
 
 def test_added_and_removed_nodes_are_one_plan_that_moves_no_slot_twice(spec: Path) -> None:
-    """The heavier one cannot take the place of another, so it comes before node3 leaves."""
+    """The heavier node cannot replace another, so it is added before node3 leaves."""
     heavy = NODE6.replace("}", ", weight: 2}")
     more = heavy.replace("node6", "node7").replace("7006", "7007").replace(", weight: 2", "")
     (spec / "cluster.yaml").write_text(SPEC.replace(NODE3, "") + heavy + more)
@@ -282,7 +282,7 @@ def test_a_plan_that_violates_zones_is_refused(spec: Path) -> None:
 
 
 def test_several_nodes_are_removed_one_after_the_other(spec: Path) -> None:
-    """Each step carries the table version after the one before; --no-wait cannot do that."""
+    """Each step needs the table version after the previous step, which --no-wait cannot provide."""
     (spec / "cluster.yaml").write_text(SPEC.replace("replicas: 3", "replicas: 3"))
     cluster = FakeCluster()
     words = ("cluster", "remove-node", "node3", "node5", "--yes")
@@ -331,7 +331,7 @@ def test_a_paused_operation_is_shown_with_the_command_that_ends_it(spec: Path) -
 
 
 def test_a_paused_operation_shows_what_was_copied(spec: Path) -> None:
-    """Also bytes that nodes received and have not recorded yet: `copied 0 B` would be wrong."""
+    """Including bytes that nodes received but have not recorded: `copied 0 B` would be wrong."""
 
     class Copying(FakeCluster):
         def status(self, node: str) -> NodeStatus:
@@ -344,7 +344,7 @@ def test_a_paused_operation_shows_what_was_copied(spec: Path) -> None:
 
 
 def test_resume_ends_a_pause_and_nothing_else(spec: Path) -> None:
-    """One that waits for migrate besides still does: whoever paused did not ask to copy."""
+    """An operation on hold before copying stays on hold: ending the pause does not start it."""
     held = make_operation("op-9", stage=Stage.MOVING)
     held.options, held.paused = Options(no_migrate=True), True
     cluster = FakeCluster(operations=[held])
@@ -380,7 +380,7 @@ def test_cancel_only_up_to_sealed(spec: Path) -> None:
 
 
 def test_a_wait_that_times_out_is_partly_done(spec: Path) -> None:
-    """Exit 6; the last line is the exact command to go on."""
+    """Exit 6; the last line is the exact command to continue."""
     cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
     done = iotctl(spec, "cluster", "wait", "--for", "op=op-9", "--timeout", "300ms", cluster=cluster)
     assert done.code == Exit.PARTLY
@@ -388,7 +388,7 @@ def test_a_wait_that_times_out_is_partly_done(spec: Path) -> None:
 
 
 def test_waiting_survives_a_cluster_that_does_not_answer(spec: Path) -> None:
-    """A poll that fails is no failure of the operation."""
+    """A failed poll is not a failure of the operation."""
 
     class Flaky(FakeCluster):
         polls = 0
@@ -405,7 +405,7 @@ def test_waiting_survives_a_cluster_that_does_not_answer(spec: Path) -> None:
 
 
 def removal(stage: Stage) -> FakeCluster:
-    """node3 has given up everything, nobody here saw the end."""
+    """node3 has left the cluster, but no command here saw the end."""
     operation = make_operation("op-9", stage=stage)
     operation.kind, operation.node = "remove-node", "node3"
     return FakeCluster(names=["node1", "node2", "node4", "node5"], operations=[operation])
@@ -423,7 +423,7 @@ def removal(stage: Stage) -> FakeCluster:
 def test_any_command_that_sees_a_removal_end_completes_it(
     spec: Path, words: tuple[str, ...], stage: Stage
 ) -> None:
-    """Else the node stays in cluster.yaml and `apply` would add it again."""
+    """Otherwise the node stays in cluster.yaml and `apply` would add it again."""
     done = iotctl(spec, *words, cluster=removal(stage))
     assert done.code == 0, done.err
     assert "node3" not in (spec / "cluster.yaml").read_text() and "-  - {name: node3" in done.err
@@ -432,7 +432,7 @@ def test_any_command_that_sees_a_removal_end_completes_it(
 def test_the_next_command_completes_a_removal_interrupted_while_the_agent_stops(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the agent ran on in a directory that no file names, and no node of its name could come again."""
+    """Otherwise the agent keeps running in an unlisted directory, which blocks a new node of its name."""
     ended: list[str] = []
 
     def retire(self: SshProvisioner, name: str) -> str:
@@ -452,7 +452,7 @@ def test_the_next_command_completes_a_removal_interrupted_while_the_agent_stops(
 def test_the_place_of_a_removed_nodes_files_is_shown_even_if_the_spec_cannot_be_edited(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next command finds nothing to put aside, and could not say it."""
+    """The next command finds no files to move and could not show the place."""
     monkeypatch.setattr(SshProvisioner, "retire", lambda self, name: f"{name}: its files are in /removed")
     monkeypatch.setattr(change, "update_spec", Mock(side_effect=OSError("read-only")))
     done = iotctl(spec, "ops", "wait", "op-9", cluster=removal(Stage.DONE))
@@ -460,8 +460,8 @@ def test_the_place_of_a_removed_nodes_files_is_shown_even_if_the_spec_cannot_be_
 
 
 def test_a_playbook_completes_a_removal_that_no_command_waited_for(spec: Path) -> None:
-    """iotctl was killed while the node left; the agents ended it alone. The step is not done before the file
-    is right; then it is, and changes nothing more."""
+    """iotctl was killed while the node left; the agents completed the removal. The step only counts as done
+    once the file is updated, and then changes nothing more."""
     (spec / "p.yaml").write_text(
         "apiVersion: iotctl/v1\nname: out\nsteps:\n"
         "  - {id: out, uses: cluster.remove-node, with: {nodes: [node3]}}\n"
@@ -515,7 +515,7 @@ def test_a_removal_without_waiting_leaves_the_file_until_its_end(spec: Path) -> 
 
 
 def test_a_stale_plan_is_refused_before_it_is_shown(spec: Path) -> None:
-    """Neither --dry-run nor a question may present what cannot be done any more."""
+    """Neither --dry-run nor a question may present a plan that can no longer be executed."""
     cluster = FakeCluster()
     iotctl(spec, "plan", "remove-node", "node3", "--out", "plan.yaml", cluster=cluster)
     cluster.version += 1
@@ -540,7 +540,7 @@ HEAVY = dict.fromkeys(range(0, 10), 50_000)
 
 @pytest.mark.parametrize("strategy", ["bytes", "write-rate"])
 def test_a_rebalance_is_one_operation_of_the_planned_slots(spec: Path, strategy: str) -> None:
-    """Saved, applied as one change without a node, cluster.yaml untouched; again, it changes nothing."""
+    """Saved, applied as one change without a node, cluster.yaml untouched; a second apply changes nothing."""
     rates = {"node1": tuple((s, 50.0) for s in HEAVY), "node2": ((25, 10.0), (3, 20.0))}
     cluster = FakeCluster(sizes=HEAVY, rates=rates)
     words = ("plan", "rebalance", "--strategy", strategy, "--out", "p.yaml", "--detailed-exitcode")
@@ -563,7 +563,7 @@ def test_a_rebalance_is_one_operation_of_the_planned_slots(spec: Path, strategy:
 
 
 def test_rates_of_a_slot_that_moved_are_added_up(spec: Path) -> None:
-    """Slot 3 is node1's; what node2 still remembers of it counts too."""
+    """node1 owns slot 3; the writes that node2 still counts for it are included."""
     cluster = FakeCluster(rates={"node1": ((3, 5.0),), "node2": ((3, 7.5),)})
     found = json.loads(iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster).out)
     assert [load["write_bytes_per_s"] for load in found["loads"] if load["slot"] == 3] == [12.5]
@@ -571,7 +571,7 @@ def test_rates_of_a_slot_that_moved_are_added_up(spec: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["slots", "bytes", "write-rate"])
 def test_an_empty_rebalance_says_so_and_is_never_pending(spec: Path, strategy: str) -> None:
-    """0 also with --detailed-exitcode; the saved empty plan is applied as no change."""
+    """Exit 0 also with --detailed-exitcode; applying the saved empty plan changes nothing."""
     cluster = FakeCluster()
     words = ("plan", "rebalance", "--strategy", strategy, "--detailed-exitcode", "--out", "p.yaml")
     done = iotctl(spec, *words, cluster=cluster)
@@ -603,7 +603,7 @@ def test_a_rebalance_is_planned_from_a_saved_status(spec: Path) -> None:
 
 @pytest.mark.parametrize("change", ["add-node node9", "remove-node node3", "replace-node node3 node9"])
 def test_a_change_of_nodes_is_planned_from_a_saved_status(spec: Path, change: str) -> None:
-    """The steps and moves of the plan that asked the cluster; of disks nothing is known."""
+    """The same steps and moves as from the cluster; free disk is unknown."""
     cluster = FakeCluster(sizes=HEAVY)
     (spec / "s.json").write_text(iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster).out)
     words = ("plan", *change.split(), "-o", "json")
@@ -637,7 +637,7 @@ def test_an_unknown_strategy_and_no_moves_are_usage_errors(spec: Path) -> None:
 
 
 def test_a_rebalance_is_shown_without_a_node(spec: Path) -> None:
-    """No stray blank where others name their node; past SEALED the way back is another plan."""
+    """Without a stray blank in place of a node; after SEALED, only another plan reverts it."""
     operation = msgspec.structs.replace(
         make_operation("op-9", stage=Stage.MOVING), kind="rebalance", node="", last_error="a sick disk"
     )
@@ -651,7 +651,7 @@ def test_a_rebalance_is_shown_without_a_node(spec: Path) -> None:
 
 
 def test_a_node_that_answers_is_not_dead_unless_its_incarnation_differs() -> None:
-    """An agent with a wiped disk has a new incarnation; what the cluster waits for is the old one."""
+    """An agent with a wiped disk has a new incarnation; the cluster waits for the old incarnation."""
     cluster = FakeCluster()
     own = {"node2": cluster.status("node2")}
     with pytest.raises(RefusedProblem, match="it answers"):
@@ -665,7 +665,7 @@ def test_a_node_that_answers_is_not_dead_unless_its_incarnation_differs() -> Non
 
 
 def test_a_lagging_node_does_not_end_the_wait() -> None:
-    """Its view lacks an operation that was begun a moment ago; found by seed 953 of the random operations."""
+    """Its view lacks an operation that has just begun; found by seed 953 of the random operations."""
 
     class Lagging(FakeCluster):
         def meta(self, strong: bool = False) -> MetaView:

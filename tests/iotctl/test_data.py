@@ -1,4 +1,4 @@
-"""Import: types, times, and every bad row by its line."""
+"""Imports: types, times, and every bad row with its line."""
 
 import json
 from collections.abc import Sequence
@@ -148,7 +148,7 @@ def test_unreadable_files(spec: Path) -> None:
 
 
 def test_parquet_with_timestamps(spec: Path) -> None:
-    """Other units and text-like tags become what the table wants."""
+    """Other units and text-like tags are converted to the table's types."""
     table = pa.table(
         {
             "at": pa.array([1_000_000, 2_000_000], pa.timestamp("us", "UTC")),
@@ -182,7 +182,7 @@ def test_parquet_with_timestamps(spec: Path) -> None:
 def test_an_invalid_header_is_reported_with_its_line(
     spec: Path, header: str, words: tuple[str, ...], says: str
 ) -> None:
-    """No column is ever lost in silence; each message has the place once and what helps."""
+    """No column is lost silently; each message has the place once and the fix."""
     done, cluster = load(spec, f"{header}\n1,2,3\n", *words)
     assert done.code == Exit.INPUT and not cluster.written
     failure = json.loads(done.out)["error"]
@@ -200,7 +200,7 @@ def test_a_path_that_is_not_a_file_is_reported_once(spec: Path) -> None:
 
 
 def test_types_are_given_to_parquet_too(spec: Path) -> None:
-    """Else the option would be taken and do nothing; a value that does not fit leaves nothing behind."""
+    """Otherwise the option would have no effect; a value that does not fit writes nothing."""
     pq.write_table(pa.table({"time": [1, 2], "a": [1, 2], "b": ["1", "x"]}), spec / "a.parquet")
     words = ("data", "import", "a.parquet", "--storage-group", "root.a", "--table", "m", "--type")
     cluster = FakeCluster()
@@ -299,7 +299,7 @@ def test_export_can_be_imported_again(spec: Path, name: str) -> None:
 
 
 def test_a_ttl_is_set_shown_and_removed(spec: Path) -> None:
-    """It needs a table by name that is there, and a duration that keeps something."""
+    """It requires an existing table and a valid duration."""
     columns = (Column("device", "STRING", True), Column("v", "INT32", False))
     cluster = FakeCluster(tables=[TableSchema("root.plant", t, 1, columns) for t in ("m", "n")])
     named = ("data", "schema", "--storage-group", "root.plant", "--table", "m")

@@ -1,4 +1,4 @@
-"""Draining a node: recorded, waited for, shown, taken back."""
+"""Draining a node: recorded, awaited, shown, ended."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_drain_without_another_voter_is_partly_done(spec: Path) -> None:
 
 
 def test_a_node_that_is_down_can_be_drained(spec: Path) -> None:
-    """It will not lead when it comes back."""
+    """It does not lead when it comes back."""
     cluster = FakeCluster(down={"node3"})
     assert iotctl(spec, "cluster", "drain", "node3", cluster=cluster).code == 0
     done = iotctl(spec, "cluster", "nodes", cluster=cluster)
@@ -65,7 +65,7 @@ def test_an_unknown_node_is_named(spec: Path) -> None:
 def test_an_operator_can_keep_a_node_drained_that_a_killed_restart_left_draining(
     spec: Path, level: int
 ) -> None:
-    """The next roll would let it lead again, though somebody wants it not to by now."""
+    """Otherwise the next rolling restart would undrain it against the operator's wish."""
     cluster = FakeCluster(level=level)
     cluster.call_meta(Drain("node2", True, f"me{BY_A_ROLL}", for_restart=True))
     assert left_draining(cluster) == ["node2"]

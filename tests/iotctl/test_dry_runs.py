@@ -49,7 +49,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def would(place: Path, words: str, cluster: FakeCluster | None = None) -> list[str]:
-    """What it says it would do; nothing may be different afterwards."""
+    """The changes it announces; nothing may have changed afterwards."""
     before = sorted(place.rglob("*")), _state(cluster)
     env = {"XDG_DATA_HOME": str(place / "data"), "XDG_STATE_HOME": str(place / "state")}
     done = iotctl(place, *words.split(), "--dry-run", "-o", "json", cluster=cluster, env=env)

@@ -1,4 +1,4 @@
-"""What happened, from the agents that answer."""
+"""Events from the agents that answer."""
 
 import json
 import time
@@ -33,7 +33,7 @@ def cluster(**more: object) -> FakeCluster:
 
 
 def test_audit_and_notes_are_merged_newest_last(spec: Path) -> None:
-    """One audit log, though five nodes tell it; every line with time, node, group and what."""
+    """One audit log although five nodes return it; every line has time, node, group and event."""
     done = iotctl(spec, "cluster", "events", "-o", "json", cluster=cluster())
     assert done.code == 0, done.err
     found = json.loads(done.out)
@@ -70,7 +70,7 @@ def test_dead_nodes_are_named_and_other_events_are_shown(spec: Path) -> None:
 
 
 def test_the_audit_log_comes_from_the_most_advanced_node(spec: Path) -> None:
-    """A node that was away has an old one."""
+    """A node that was down has an old audit log."""
     told = json.loads(
         iotctl(spec, "cluster", "events", "-o", "json", cluster=cluster(applied={"node3": 60})).out
     )

@@ -1,4 +1,4 @@
-"""A file is checked whole before its first row is written, and no value is changed in silence.
+"""A file is checked completely before its first row is written, and no value is changed silently.
 
 E4, E6, E8 and E10 of the edges (docs/internals/testing.md).
 """
@@ -65,7 +65,7 @@ def rows_of(cluster: FakeCluster) -> list[dict[str, Any]]:
 
 
 def test_a_bad_row_deep_in_a_parquet_file_stops_before_the_first_is_written(place: Path) -> None:
-    """E4: its number counts from the file's start, whatever the blocks; nothing was sent, so no table is."""
+    """E4: its number counts from the start of the file; nothing was sent and no table was created."""
     times: list[int | None] = list(range(250_002))
     times[250_000] = None
     for words in ((), ("--dry-run",)):
@@ -76,7 +76,7 @@ def test_a_bad_row_deep_in_a_parquet_file_stops_before_the_first_is_written(plac
 
 
 def test_bad_rows_of_a_parquet_file_are_skipped_on_request(place: Path) -> None:
-    """E4: null times, times out of the calendar and values that do not fit, each by its row."""
+    """E4: null times, times outside the calendar and values that do not fit, each with its row."""
     rows = {"time": [1, None, 3, 10**17, 5], "v": ["1", "2", "x", "4", "5"]}
     words = ("--on-error", "skip", "--type", "v=INT64", "--time-unit", "ms")
     done, cluster = parquet(place, rows, *words)
@@ -88,7 +88,7 @@ def test_bad_rows_of_a_parquet_file_are_skipped_on_request(place: Path) -> None:
 
 
 def test_rows_that_a_node_would_refuse_are_bad_rows(place: Path) -> None:
-    """By the node's own rule: a tag that a file cannot hold is a bad row with its place."""
+    """By the node's own rules: a tag that a file cannot hold is a bad row with its place."""
     done, cluster = parquet(place, {"time": [1, 2], "d": ["a", "b\0c"], "v": [1, 2]}, "--tag", "d")
     assert "NUL" in failure(done)["what"] and failure(done)["where"].endswith("row 2") and not cluster.written
     done, cluster = parquet(place, {"time": [1, 2], "d": ["a", "b\0c"], "v": [1, 2]}, "--tag", "d", *SKIP)
@@ -99,7 +99,7 @@ SKIP = ("--on-error", "skip")
 
 
 def test_a_column_is_only_converted_on_request(place: Path) -> None:
-    """Text into a DOUBLE column and DOUBLE into FLOAT are refused by name; --type says that it is meant."""
+    """Text into DOUBLE and DOUBLE into FLOAT are refused by name unless --type requests it."""
     table = TableSchema("root.a", "m", 1, (Column("v", "FLOAT", False), Column("w", "DOUBLE", False)))
     for rows, name in (({"v": [0.1]}, "v=FLOAT"), ({"w": ["1.5"]}, "w=DOUBLE")):
         pq.write_table(pa.table({"time": [1], **rows}), place / "a.parquet")
@@ -123,7 +123,7 @@ def test_a_damaged_file_is_named(place: Path) -> None:
 
 
 def test_a_dry_run_shows_the_table_samples_and_series(place: Path) -> None:
-    """E4: schema, first rows, series, time range, and what is odd about them."""
+    """E4: schema, first rows, series, time range, and notes."""
     done, cluster = csv(place, "time,dev,v,c\n1,a,1.5,007\n2,b,2,008\n", "--tag", "dev", "--dry-run")
     assert done.code == 0 and not cluster.written
     body = json.loads(done.out)
@@ -183,8 +183,7 @@ def test_a_write_that_fails_halfway_says_how_much_is_written(
 
 
 def test_csv_gives_back_what_was_exported(place: Path) -> None:
-    """F15: every type, text that is a formula or empty; no value and empty text are two; digits of a
-    TIMESTAMP are kept."""
+    """F15: every type, formulas and empty text; null and empty text differ; digits of a TIMESTAMP stay."""
     kinds = {"d": "STRING", "s": "STRING", "i": "INT64", "x": "DOUBLE", "b": "BOOLEAN", "t": "TIMESTAMP"}
     kinds |= {"day": "DATE", "f": "FLOAT", "n": "INT32"}
     columns = tuple(Column(n, k, n == "d") for n, k in kinds.items())
@@ -216,7 +215,7 @@ def test_csv_gives_back_what_was_exported(place: Path) -> None:
 
 
 def test_integers_stay_integers(place: Path) -> None:
-    """E6: exactly, in CSV as in Parquet: one data set has one schema."""
+    """E6: exactly, in CSV and Parquet alike: the same data gives the same schema."""
     text, table = f"time,v\n1,{BIG}\n2,-5\n", {"time": [1, 2], "v": [BIG, -5]}
     for done, cluster in (csv(place, text), parquet(place, table)):
         assert done.code == 0, done.err
@@ -233,14 +232,14 @@ def test_integers_stay_integers(place: Path) -> None:
     ],
 )
 def test_an_integer_that_does_not_fit_is_refused_by_name(place: Path, values: str, reason: str) -> None:
-    """E6: also in a column of other numbers; never another number."""
+    """E6: also in a column of other numbers; a number never changes."""
     done, cluster = csv(place, f"time,v\n1,{values}\n")
     assert reason in failure(done)["what"] and failure(done)["where"].endswith(":3") and not cluster.written
 
 
 @pytest.mark.parametrize("kind,value", [("DOUBLE", "1e400"), ("DOUBLE", "-1e309"), ("FLOAT", "1e39")])
 def test_a_number_too_large_for_its_type_is_not_infinite(place: Path, kind: str, value: str) -> None:
-    """E6: only what says that it is infinite is."""
+    """E6: only text that means infinity becomes infinite."""
     done, cluster = csv(place, f"time,v\n1,inf\n2,-Infinity\n3,{value}\n", "--type", f"v={kind}")
     assert f"v: not a {kind}: '{value}'" in failure(done)["what"] and not cluster.written
     done, cluster = csv(place, "time,v\n1,inf\n2,-Infinity\n", "--type", f"v={kind}")
@@ -253,7 +252,7 @@ def test_large_numbers_that_a_double_can_hold_are_accepted(place: Path) -> None:
 
 
 def test_leading_zeros_make_a_code(place: Path) -> None:
-    """E6: `007` stays as it is, and it is said; --type makes it a number."""
+    """E6: `007` stays text, with a note; --type makes it a number."""
     done, cluster = csv(place, "time,c\n1,007\n2,12\n")
     assert [r["c"] for r in rows_of(cluster)] == ["007", "12"] and "--type c=INT64" in done.err
     done, cluster = csv(place, "time,c\n1,007\n2,12\n", "--type", "c=INT64")
@@ -269,8 +268,8 @@ def test_leading_zeros_make_a_code(place: Path) -> None:
     ("stamp", "unit"), [(NOON, "s"), (NOON * 1000, "ms"), (NOON * 10**6, "us"), (NOON * 10**9, "ns")]
 )
 def test_an_unlikely_unit_must_be_named(place: Path, stamp: int, unit: str) -> None:
-    """E6: seconds are not 1970 and nanoseconds not the far future: what is no likely millisecond is refused
-    until the unit is said; in CSV and Parquet alike."""
+    """E6: seconds are not 1970 and nanoseconds not the far future: unlikely milliseconds are refused until
+    the unit is named, in CSV and Parquet alike."""
     for suffix, load_it in (("csv", csv), ("parquet", parquet)):
         given: Any = f"time,v\n{stamp},1\n" if suffix == "csv" else {"time": [stamp], "v": [1]}
         done, cluster = load_it(place, given)
@@ -284,7 +283,7 @@ def test_an_unlikely_unit_must_be_named(place: Path, stamp: int, unit: str) -> N
 
 
 def test_a_few_seconds_among_milliseconds_are_refused(place: Path) -> None:
-    """E6: one device that counts otherwise; refused with its number until the unit is said."""
+    """E6: one device uses another unit; refused with the number of such rows until the unit is named."""
     text = f"time,v\n{NOON * 1000},1\n{NOON * 1000 + 1},2\n{NOON},3\n"
     done, cluster = csv(place, text)
     assert "1 of 3" in failure(done)["why"] and "--time-unit ms" in failure(done)["next"]
@@ -294,7 +293,7 @@ def test_a_few_seconds_among_milliseconds_are_refused(place: Path) -> None:
 
 
 def test_milliseconds_that_begin_in_1970_are_milliseconds(place: Path) -> None:
-    """E6: some of a series that begins at 0 could be seconds; they are none: the others are not of today."""
+    """E6: some numbers of a series that begins at 0 look like seconds, but the others rule that out."""
     for weeks in (60, 3_000):
         _check_weeks(place, [week * 604_800_000 for week in range(weeks)])
 
@@ -315,7 +314,7 @@ def _check_weeks(place: Path, times: list[int]) -> None:
 def test_digits_below_a_millisecond_are_refused_unless_cut_on_request(
     place: Path, stamp: str, kept: int
 ) -> None:
-    """E6: refused with their line, unless it is asked for."""
+    """E6: refused with their line, unless the option allows it."""
     words = ("--time-unit", "ns") if stamp.isdigit() else ()
     done, cluster = csv(place, f"time,v\n{stamp},1\n", *words)
     assert "digits below a millisecond" in failure(done)["what"] and not cluster.written
@@ -324,7 +323,7 @@ def test_digits_below_a_millisecond_are_refused_unless_cut_on_request(
 
 
 def test_numbers_with_a_fraction_are_not_times(place: Path) -> None:
-    """A column that pandas made DOUBLE for its gaps is taken where its times are whole."""
+    """A column that pandas made DOUBLE because of gaps is accepted where its times are whole."""
     done, cluster = parquet(place, {"time": [1.0, 2.0], "v": [1, 2]})
     assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == [1, 2]
     done, cluster = parquet(place, {"time": [1.0, 2.5], "v": [1, 2]})
@@ -338,7 +337,7 @@ def test_zeros_below_a_millisecond_are_accepted(place: Path) -> None:
 
 
 def test_timestamps_of_parquet_keep_their_precision_or_are_refused(place: Path) -> None:
-    """E6: nanoseconds were cut before."""
+    """E6: nanoseconds were formerly cut."""
     for unit, value in (("ns", 1_577_836_800_123_456_789), ("us", 1_577_836_800_123_456)):
         rows = {"time": pa.array([value], pa.timestamp(unit, "UTC")), "v": [1]}
         done, cluster = parquet(place, rows)
@@ -348,7 +347,7 @@ def test_timestamps_of_parquet_keep_their_precision_or_are_refused(place: Path) 
 
 
 def test_times_without_a_zone_are_read_in_the_named_zone(place: Path) -> None:
-    """E6: UTC unless --time-zone names another; the output says how many; what has a zone keeps it."""
+    """E6: UTC unless --time-zone names another zone; the output counts them; other times keep their zone."""
     text = "time,v\n2020-07-01T12:00:00,1\n2020-01-01T12:00:00,2\n2020-01-01T12:00:01Z,3\n"
     done, cluster = csv(place, text)
     assert "2 times have no zone and are read in UTC (--time-zone)" in done.err
@@ -383,7 +382,7 @@ def test_times_out_of_the_calendar_are_refused_by_line(place: Path, stamp: str) 
 
 @pytest.mark.parametrize("header", ['time,"a\nb",v', 'time,"a', 'time,"v\r\n"'])
 def test_a_header_with_a_line_break_is_refused(place: Path, header: str) -> None:
-    """E8: by name and not as a fault of ours."""
+    """E8: by name, and not as an internal error."""
     done, cluster = csv(place, f"{header}\n1,2,3\n")
     found = failure(done)
     assert "line break" in found["what"] and found["where"].endswith("a.csv:1") and not cluster.written
@@ -391,7 +390,7 @@ def test_a_header_with_a_line_break_is_refused(place: Path, header: str) -> None
 
 @pytest.mark.parametrize("group", ["../../etc", "root..z", "x" * 70_000, "root.\x1b", "root."])
 def test_an_invalid_name_is_refused_with_the_grammar(place: Path, group: str) -> None:
-    """E10: an import and a write by hand alike; nothing is sent."""
+    """E10: for an import and `data write` alike; nothing is sent."""
     (place / "a.csv").write_text("time,v\n1,2\n")
     for words in (("data", "import", "a.csv"), ("data", "write", "v=1", "--create")):
         cluster = FakeCluster()
@@ -401,7 +400,7 @@ def test_an_invalid_name_is_refused_with_the_grammar(place: Path, group: str) ->
 
 
 def test_an_upper_case_name_is_reported_as_lower_case(place: Path) -> None:
-    """E10: it was lowered without a word."""
+    """E10: it was formerly changed silently."""
     (place / "a.csv").write_text("time,v\n1,2\n")
     named = ("--storage-group", "Root.A", "--table", "M")
     done = iotctl(place, "data", "import", "a.csv", *named, cluster=FakeCluster())
@@ -409,7 +408,7 @@ def test_an_upper_case_name_is_reported_as_lower_case(place: Path) -> None:
 
 
 def test_series_that_collapse_without_a_tag_are_refused(place: Path) -> None:
-    """E10: two devices, one time: without --tag one value would be lost. The dry run says one series."""
+    """E10: two devices, one time: without --tag, a value would be lost. The dry run shows one series."""
     text = "time,dev,v\n1,a,1\n1,b,2\n2,a,3\n"
     for words in ((), ("--dry-run",)):
         done, cluster = csv(place, text, *words)
@@ -434,7 +433,7 @@ def test_rows_with_the_same_key_and_no_conflict_are_accepted(place: Path) -> Non
 
 
 def test_a_mistyped_name_creates_no_table_and_no_column(place: Path) -> None:
-    """E10: `data write` creates on request only."""
+    """E10: `data write` only creates on request."""
     table = TableSchema("root.a", "m", 1, (Column("dev", "STRING", True), Column("v", "INT64", False)))
     cluster = FakeCluster(tables=[table])
     for words, says in (
@@ -456,8 +455,8 @@ def test_a_mistyped_name_creates_no_table_and_no_column(place: Path) -> None:
 
 
 def test_a_file_without_a_good_row_writes_nothing_and_says_so(place: Path) -> None:
-    """E4: an empty one is no error and makes no table; one whose rows are all bad is refused, also where bad
-    rows may be left out: its types are wrong, not its rows."""
+    """E4: an empty file is not an error and creates no table; a file with only bad rows is refused, even if
+    bad rows may be skipped: then its types are wrong, not its rows."""
     done, cluster = csv(place, "time,v\n")
     assert done.code == 0 and not cluster.written
     assert "no rows" in done.err and "new table" not in done.err
@@ -475,7 +474,7 @@ def test_a_file_without_a_good_row_writes_nothing_and_says_so(place: Path) -> No
     ],
 )
 def test_an_unsupported_type_is_reported_with_the_fix(place: Path, column: pa.Array, kind: str) -> None:
-    """E4: the file, the column, and the option that helps."""
+    """E4: the error has the file, the column and the option."""
     done, cluster = parquet(place, {"time": [1, 2], "odd": column})
     found = failure(done)
     assert "'odd'" in found["what"] and kind in found["what"] and found["where"].endswith("a.parquet")
@@ -494,7 +493,7 @@ def test_text_that_is_not_utf_8_is_reported_with_the_fix(place: Path) -> None:
 def test_text_with_line_breaks_is_kept_and_later_lines_are_counted(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also over the border of two blocks; rows with too many values between them."""
+    """Also across the border of two blocks, with ragged rows between them."""
     monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 64)
     rows = [f'{n},"one\ntwo\r\nthree {n}"' for n in range(20)]
     done, cluster = csv(place, "\n".join(["time,s", *rows, "20,x"]) + "\n")
@@ -523,7 +522,7 @@ def test_an_unclosed_quote_loses_no_row(place: Path, rest: str, first: str, word
 def test_the_last_row_is_treated_like_any_other(
     place: Path, end: str, last: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one with too many values, and behind a quote that is a letter."""
+    """Also a row with too many values, and after a literal quote."""
     monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", block)
     done, cluster = csv(place, f'time,s\n1,6" pipe\n{last}{end}', *SKIP)
     assert done.code == 0, done.err
@@ -551,7 +550,7 @@ def test_a_quote_within_a_value_is_text(place: Path) -> None:
 def test_rows_that_overwrite_each_other_are_found_however_far_apart(
     place: Path, fields: dict[str, Any]
 ) -> None:
-    """A file that is sorted by a device that is no tag."""
+    """A file that is sorted by a device column that is not a tag."""
     count = 150_000
     (name, (one, other)), *_ = fields.items()
     times = [*range(count), *range(count)]
@@ -577,7 +576,7 @@ def test_rows_with_the_same_key_and_different_fields_do_not_conflict(place: Path
 def test_a_file_that_changes_after_it_was_checked_is_not_written(
     place: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was checked is what is written; how much of it was is told."""
+    """Only checked rows are written; the error says how many were."""
     checked = imports._check
 
     def check(*args: Any) -> Any:
@@ -624,7 +623,7 @@ def test_a_file_that_changes_during_the_write_reports_the_rows_written(
 
 @pytest.mark.parametrize("value", ["x", "9" * 20])
 def test_every_bad_row_and_no_other_is_left_out(place: Path, value: str) -> None:
-    """However many there are, and whether their look tells it or only the number that they would be."""
+    """However many there are, whether found by pattern or only by value."""
     text = "".join(f"{n},{value if n % 4 == 0 else n}\n" for n in range(12_000))
     done, cluster = csv(place, "time,v\n" + text, "--type", "v=INT64", *SKIP)
     assert done.code == 0 and json.loads(done.out)["skipped_rows"] == 3000
@@ -721,7 +720,7 @@ def test_a_type_given_twice_is_refused(place: Path) -> None:
 
 
 def test_a_tag_is_not_added_later(place: Path) -> None:
-    """The leader of the meta group would refuse it, so the dry run does."""
+    """The leader of the meta group would refuse it, so the dry run refuses it too."""
     table = TableSchema("root.a", "m", 1, (Column("d", "STRING", True), Column("v", "INT64", False)))
     for words in ((), ("--dry-run",)):
         cluster = FakeCluster(tables=[table])
@@ -758,7 +757,7 @@ def test_an_arrow_file_is_read_batch_by_batch(place: Path) -> None:
 
 
 def test_a_row_too_large_for_a_log_entry_is_a_bad_row(place: Path) -> None:
-    """It is refused before the table is made, by its place, though each of its values could be carried."""
+    """It is refused with its place before the table is created, although each of its values is allowed."""
     rows = {"time": [1, 2], **{name: ["x", name * (3 << 20)] for name in "abc"}}
     done, cluster = parquet(place, rows)
     assert "bytes; the limit is" in failure(done)["what"] and failure(done)["where"].endswith("row 2")

@@ -1,4 +1,4 @@
-"""The end of an upgrade: shown, asked for, refused while a node could not follow."""
+"""The end of an upgrade: shown, requested, and refused while a node does not support the level."""
 
 import json
 from itertools import count
@@ -75,7 +75,7 @@ def test_a_node_that_may_not_support_the_level_is_named(
 def test_finalize_waits_until_every_node_has_applied_the_level(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A release with another library must not be installed on one that does not."""
+    """A release with another TsFile library must not be installed on a node that has not applied it."""
     monkeypatch.setattr(levels, "WAIT_S", 0.5)
     cluster = upgraded(down="node5")
     cluster.down, cluster.unaware = set(), {"node2", "node4"}
@@ -91,7 +91,7 @@ def test_finalize_waits_until_every_node_has_applied_the_level(
 
 
 def test_a_node_that_no_longer_supports_the_level_is_a_problem(spec: Path) -> None:
-    """It went back to the release before when the level was raised already."""
+    """It was downgraded after the level was raised."""
     cluster = upgraded("node3")
     cluster.level = 2
     found = status(spec, cluster)

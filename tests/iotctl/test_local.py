@@ -1,4 +1,4 @@
-"""The local fleet: processes are found again, never killed by mistake, and data outlives them."""
+"""The local fleet: processes are identified, never killed by mistake, and their data stays."""
 
 import errno
 import io
@@ -52,7 +52,7 @@ def stubborn(directory: Path) -> Sequence[str]:
 def test_a_node_that_is_archived_during_the_start_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another iotctl ends a removal between our look at the directories and the start."""
+    """Another iotctl completes a removal between the listing of the directories and the start."""
     fleet = LocalFleet(tmp_path / "fleet", sleeper)
     fleet.create(SETTINGS, 3, node_settings={})
     start = process.start
@@ -112,7 +112,7 @@ def test_a_new_fleet_has_ports_certificates_and_a_spec(fleet: LocalFleet) -> Non
 
 
 def test_start_is_idempotent_and_stop_keeps_the_data(fleet: LocalFleet) -> None:
-    """A second start starts nothing; after one node died it starts that one alone."""
+    """A second start starts nothing; after one node died, it only starts that node."""
     assert fleet.start() == ["node1", "node2", "node3"]
     assert fleet.start() == []
     pids = {n.name: n.pid for n in fleet.nodes()}
@@ -153,7 +153,7 @@ def test_a_reused_pid_is_not_ours(fleet: LocalFleet) -> None:
 
 
 def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    """stop() ends with nothing running, and says what had to be killed."""
+    """stop() returns with nothing running, and reports what had to be killed."""
     fleet = LocalFleet(tmp_path / "f", stubborn)
     fleet.create(SETTINGS, 1, node_settings={})
     fleet.start()
@@ -166,7 +166,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path
 
 
 def test_destroy_needs_the_mark(tmp_path: Path, fleet: LocalFleet) -> None:
-    """A directory that `up` did not make is never deleted, nor filled."""
+    """A directory that `up` did not create is never deleted or filled."""
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("x")
@@ -240,7 +240,7 @@ def test_local_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_up_reports_an_agent_that_exits_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit 4 with the agent's last words, not a timeout."""
+    """Exit 4 with the end of the agent's log, not a timeout."""
 
     def failing(directory: Path) -> Sequence[str]:
         return (sys.executable, "-c", "print('port is taken'); raise SystemExit(1)", str(directory))
@@ -256,7 +256,7 @@ def test_up_reports_an_agent_that_exits_at_once(tmp_path: Path, monkeypatch: pyt
 def test_up_shows_the_next_command_of_an_agent_that_exits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the agent says must be done is what `local up` says must be done, not a part of the reason."""
+    """The agent's next command becomes the next command of `local up`, and not a part of the reason."""
     words = r"error: log/ is missing\nnext: iotctl cluster replace-node node1 NEW --dead"
 
     def failing(directory: Path) -> Sequence[str]:
@@ -303,7 +303,7 @@ def three(error: Exception | None = None) -> FakeCluster:
 
 
 def test_a_new_node_is_not_started_while_another_change_is_open(fleet: LocalFleet) -> None:
-    """The meta group would refuse it, and its agent would run on for nothing."""
+    """The meta group would refuse the change, and the agent would run in vain."""
     cluster = three()
     cluster.operations.append(make_operation("op-9", stage=Stage.MOVING))
     with pytest.raises(BusyProblem, match="op-9"):
@@ -326,7 +326,7 @@ def test_a_new_node_that_does_not_join_is_stopped(fleet: LocalFleet) -> None:
 
 
 def test_a_new_node_whose_change_may_have_begun_keeps_running(fleet: LocalFleet) -> None:
-    """The cluster may count on it already."""
+    """The cluster may already need it."""
     cluster = three(OutcomeUnknown("the connection was lost"))
     with pytest.raises(OutcomeUnknown):
         add_node4(fleet, cluster, lambda _, s: cluster.status("node1"))
@@ -360,8 +360,8 @@ def test_ctrl_c_during_a_start_leaves_no_unrecorded_agent(
 def test_a_full_disk_leaves_no_unrecorded_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Without room for the record nothing is started; one whose record fails after all is ended. The error
-    says what was not started, and the same command goes on when there is room."""
+    """Without space for the record nothing is started; an agent whose record fails is stopped. The error says
+    what was not started, and a repeated command continues once there is space."""
     fleet = LocalFleet(tmp_path / "fleet", sleeper)
     fleet.create(SETTINGS, 2, node_settings={})
     real = getattr(Path, call)
@@ -394,7 +394,7 @@ def test_a_full_disk_leaves_no_unrecorded_agent(
 
 
 def test_quiet_prints_the_fleet_and_no_hints(tmp_path: Path) -> None:
-    """`local up -q`: what to type next is a hint; the table is the result."""
+    """`local up -q`: the next command is a hint; the table is the result."""
     fleet = LocalFleet(tmp_path / "fleet", sleeper)
     fleet.create(SETTINGS, 1, node_settings={})
     shown = {}

@@ -1,4 +1,4 @@
-"""The cluster's lock and the records of runs, as operators meet them on several machines."""
+"""The cluster lock and the records of runs, with operators on several machines."""
 
 import io
 import os
@@ -82,7 +82,7 @@ def test_a_run_is_refused_while_another_program_works_and_begins_nothing(place: 
 def test_nothing_is_done_while_another_command_holds_the_lock(
     place: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two that ask at the same moment are each told that their node may stop."""
+    """Two commands that ask at the same moment would each learn that their node may stop."""
     monkeypatch.setattr(Machines, "of", lambda machines, node: pytest.fail("a machine was asked"))
     monkeypatch.setattr(destroying, "survey", lambda *_: [Doomed("node1", "h", "/d", True, True, "")])
     cluster = FakeCluster()
@@ -106,7 +106,8 @@ def test_the_audit_log_names_the_executed_plan(place: Path) -> None:
 
 
 def test_the_lock_is_released_once_the_change_has_begun(place: Path) -> None:
-    """The agents do it from then on, for hours perhaps; nobody has to wait for whoever watches it."""
+    """The agents then complete it, perhaps for hours; other commands need not wait for the one that
+    watches."""
 
     class Watched(FakeCluster):
         def begin_change(self, change: BeginChange) -> Operation:
@@ -123,7 +124,7 @@ def test_the_lock_is_released_once_the_change_has_begun(place: Path) -> None:
 
 
 def test_a_change_uses_the_client_that_is_open_under_the_lock(place: Path) -> None:
-    """Nodes that did not answer in time close the client; the change is asked of the one connected next."""
+    """Nodes that do not answer in time close the client; the change uses the client connected next."""
 
     class Slow(FakeCluster):
         def statuses(self, timeout_s: float = 2.0) -> dict[str, NodeStatus | NodeAgentError]:
@@ -148,7 +149,7 @@ def test_a_change_uses_the_client_that_is_open_under_the_lock(place: Path) -> No
 
 
 def test_another_machine_continues_a_run(place: Path) -> None:
-    """With nothing of the first one's: the record is the cluster's."""
+    """With no file of the first machine: the record is in the cluster."""
     cluster = FakeCluster()
     assert play(place, cluster).code == 5 and cluster.drained == {"node1"}
     assert kept(cluster)[0] is None, "a run that stopped holds nothing"
@@ -195,7 +196,7 @@ def test_an_unreadable_record_of_a_run_is_reported_by_its_line(place: Path) -> N
 
 
 def test_a_run_that_lost_the_lock_begins_no_further_step(place: Path) -> None:
-    """Its lock was taken away while it slept: the next intent is refused, in the cluster itself."""
+    """Its lock was taken while it slept: the cluster refuses its next intent."""
     cluster = FakeCluster()
     with suppress(Partly), HeldLock(cluster, "a run", "ann", NOW_MS) as held:
         journal = RunJournal(FileJournal(place / "r1.jsonl"), "night", lambda: held)
@@ -248,7 +249,7 @@ def test_a_lock_is_renewed_and_its_loss_is_noticed(place: Path, monkeypatch: pyt
 
 
 def test_a_lock_that_cannot_be_renewed_counts_as_lost() -> None:
-    """Cut off, or asleep with the lid closed: nobody tells, and another may hold it by now."""
+    """Cut off or suspended: it gets no notice, and another command may hold the lock by now."""
     now = [100.0]
 
     def renew() -> None:
@@ -263,7 +264,8 @@ def test_a_lock_that_cannot_be_renewed_counts_as_lost() -> None:
 
 
 def test_a_lock_is_held_again_after_the_cluster_was_silent() -> None:
-    """A playbook stops the whole cluster for a minute: the serial says that nobody had it meanwhile."""
+    """A playbook stops the whole cluster for a minute: the serial shows that no other command had the
+    lock."""
     now, down, asked = [0.0], [True], [0]
 
     def renew() -> None:
@@ -280,7 +282,7 @@ def test_a_lock_is_held_again_after_the_cluster_was_silent() -> None:
 
 
 def test_a_resumed_run_takes_the_lock_before_it_inspects(place: Path) -> None:
-    """What it saw before it had the lock might not be so any more when it begins."""
+    """What it saw before it had the lock might have changed when it begins."""
     cluster = FakeCluster()
     (place / "p.yaml").write_text(BOOK.replace("node2", "node9"))
     assert play(place, cluster, "--approve", "sure").code != 0, "there is no node9"
@@ -323,7 +325,7 @@ def test_a_temporarily_refused_renewal_does_not_lose_the_lock() -> None:
 
 @pytest.mark.parametrize("at", [3, 4])
 def test_a_rolling_restart_stops_when_its_lock_is_taken(place: Path, at: int) -> None:
-    """Before the next node is drained, or stopped."""
+    """Before the next node is drained or stopped."""
     cluster, checks = FakeCluster(), [0]
 
     def check() -> int:
@@ -346,7 +348,7 @@ def test_a_rolling_restart_stops_when_its_lock_is_taken(place: Path, at: int) ->
 
 
 def test_a_rolling_restart_that_lost_its_lock_leaves_drains_alone() -> None:
-    """Its last check was in time; what it sends later is refused by the cluster, and it says so."""
+    """Its last check was in time; the cluster refuses its later requests, and it reports that."""
     cluster = FakeCluster()
 
     class Slow(FakeAgents):
@@ -381,7 +383,7 @@ def test_a_change_is_refused_when_the_lock_it_was_decided_under_is_lost(place: P
 
 
 def test_completed_steps_are_recorded_locally_whoever_holds_the_lock(place: Path) -> None:
-    """Else --resume would look at a step that is over as if it had never ended."""
+    """Otherwise --resume would treat a completed step as unfinished."""
     cluster, now = FakeCluster(down={"node1", "node2", "node3"}), [0.0]
 
     def keeper() -> HeldLock | None:
@@ -400,7 +402,7 @@ def test_completed_steps_are_recorded_locally_whoever_holds_the_lock(place: Path
 
 
 def test_the_end_of_a_run_is_recorded_although_the_cluster_was_just_silent(place: Path) -> None:
-    """Else another machine would go on with a run that is over."""
+    """Otherwise another machine would continue a run that has ended."""
     cluster = FakeCluster(down={"node1", "node2", "node3"})
 
     def keeper() -> HeldLock | None:

@@ -1,4 +1,4 @@
-"""node.yaml from cluster.yaml: a cluster is born once."""
+"""node.yaml from cluster.yaml: a cluster forms once."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def test_a_node_added_later_joins_and_changes_no_other_node(tmp_path: Path) -> N
 
 
 def test_a_new_node_with_the_name_of_a_first_node_joins(tmp_path: Path) -> None:
-    """As a seed it would ask for a cluster to be made; its leftover settings do not matter either."""
+    """As a seed it would form a cluster; its leftover settings do not matter."""
     spec = source(tmp_path, "a", "b", "c")
     first = node_settings(spec, {"a": "", "b": "", "c": ""})
     for left in ("", first["b"]):
@@ -83,7 +83,7 @@ def test_tuning_by_the_operator_stays(tmp_path: Path) -> None:
 
 
 def test_a_node_keeps_its_address(tmp_path: Path) -> None:
-    """The others find it by the one it came with: started under another it would be lost to them."""
+    """The other nodes know it by its first address: with another address they could not reach it."""
     first = node_settings(source(tmp_path, "a", "b", "c"), {"a": "", "b": "", "c": ""})
     with pytest.raises(RefusedProblem) as caught:
         node_settings(source(tmp_path, "x", "a", "b", "c"), {**first, "x": ""})

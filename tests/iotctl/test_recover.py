@@ -1,4 +1,4 @@
-"""`cluster recover`: what it shows, what it refuses, what it asks the meta group for. Six nodes, R = 3."""
+"""`cluster recover`: what it shows, refuses and requests from the meta group. Six nodes, R = 3."""
 
 import json
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ def spec(tmp_path: Path) -> Path:
 
 @dataclass(slots=True)
 class Losing(FakeCluster):
-    """node2 and node3 are down: of the groups of node1 and node2 one member of three lives."""
+    """node2 and node3 are down: in the groups of node1 and node2, one member of three survives."""
 
     names: list[str] = field(default_factory=lambda: [f"node{i}" for i in range(1, 7)])
     down: set[str] = field(default_factory=lambda: {"node2", "node3"})
@@ -73,7 +73,7 @@ class Losing(FakeCluster):
 
 
 def refused(spec: Path, cluster: FakeCluster, *words: str, text: str, code: int = Exit.REFUSED) -> None:
-    """Neither with the flag nor without it, and nothing is asked of the meta group."""
+    """Refused with and without the flag, and nothing is requested from the meta group."""
     for flags in ((), ("--accept-data-loss", "--confirm", "plant")):
         done = iotctl(spec, "cluster", "recover", *words, *flags, cluster=cluster)
         assert done.code == code and text in done.err, (done.code, done.err)
@@ -128,7 +128,7 @@ def test_a_recovery_that_does_not_complete_in_time_is_partly_done(spec: Path) ->
 
 
 def test_a_group_without_survivors_is_listed_as_gone(spec: Path) -> None:
-    """Its rows come back with one of its nodes or never; the flag does not change that."""
+    """Its rows only come back with one of its nodes; the flag does not change that."""
     cluster = Losing(down={"node3", "node4", "node5"}, names=[f"node{i}" for i in range(1, 9)])
     for flags in ((), ("--accept-data-loss", "--confirm", "plant")):
         words = ("recover", "node3", "node4", "node5", *flags)
@@ -141,7 +141,7 @@ def test_a_group_without_survivors_is_listed_as_gone(spec: Path) -> None:
 
 
 def _wide_meta(cluster: Losing) -> Losing:
-    """All eight vote in the meta group, so that five living are a majority."""
+    """All eight vote in the meta group, so five live nodes are a majority."""
 
     class Wide(Losing):
         def view(self) -> MetaView:
@@ -157,7 +157,7 @@ def test_live_recently_heard_and_unknown_nodes_are_refused(spec: Path) -> None:
 
 
 def test_a_member_that_left_the_cluster_is_not_a_survivor(spec: Path) -> None:
-    """It stayed in the stead of one that died before it joined, and no majority of the group is left."""
+    """It stayed in place of a node that died before it joined, and the group has no majority left."""
 
     class Left(Losing):
         def view(self) -> MetaView:
@@ -177,7 +177,8 @@ def test_without_a_lost_group_the_ordinary_command_is_shown(spec: Path) -> None:
 
 
 def test_every_other_member_must_report_its_log(spec: Path) -> None:
-    """One that is down and not named may have the newest entries; a damaged one cannot tell."""
+    """A member that is down but not named may have the newest entries; a damaged member cannot report its
+    log."""
     eight = Losing(down={"node2", "node3", "node4"}, names=[f"node{i}" for i in range(1, 9)])
     refused(spec, _wide_meta(eight), "node2", "node3", text="start node4")
     refused(spec, Losing(damaged="node1"), "node2", "node3", text="entries 3 to 9")

@@ -1,4 +1,4 @@
-"""Rolling restarts: never more down than every group can do without, and nothing more at the first doubt."""
+"""Rolling restarts: no group ever loses its quorum, and no further node stops at the first doubt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class FakeAgents:
     log: list[str] = field(default_factory=list)
     most_down: int = 0
     outside: set[str] = field(default_factory=set)
-    """Not in the cluster; nothing there moves off first."""
+    """Nodes outside the cluster, which lead nothing and are not drained first."""
 
     def down(self, names: Sequence[str]) -> list[str]:
         return [n for n in names if n in self.cluster.down]
@@ -105,7 +105,7 @@ def test_the_shown_waves_are_executed(at_once: int) -> None:
 
 
 def test_blocked_nodes_are_shown_with_the_reason() -> None:
-    """node5 is down: whoever shares a group with it waits; the others may go."""
+    """node5 is down: nodes that share a group with it are blocked; the others may restart."""
     cluster = FakeCluster(down={"node5"})
     shown = plan_waves(cluster, cluster.names, 1)
     assert "node1" in shown.blocked and "node5 does not answer" in shown.why
@@ -125,7 +125,7 @@ def test_while_another_node_is_down_nothing_is_stopped() -> None:
 
 
 def test_a_node_that_does_not_come_back_ends_the_restart() -> None:
-    """The rest is left alone, and the command that goes on names it."""
+    """The other nodes are left alone, and the next command names them."""
     agents = FakeAgents(FakeCluster(), stuck={"node2"})
     with pytest.raises(Partly) as caught:
         roll(agents, ["node1", "node2", "node3"])
@@ -138,7 +138,7 @@ def test_a_node_that_does_not_come_back_ends_the_restart() -> None:
 
 
 class Late(FakeCluster):
-    """node1 serves after its restart, and hears from the leader of the meta group after some statuses."""
+    """node1 serves after its restart, and applies entries of the meta group only after some statuses."""
 
     after = 20
 
@@ -154,7 +154,7 @@ class Late(FakeCluster):
 
 
 def test_the_next_node_stops_once_the_previous_one_applied_its_undrain() -> None:
-    """/ready says no until then."""
+    """Until then, /ready fails."""
 
     class Watched(FakeAgents):
         def stop(self, names: Sequence[str]) -> list[str]:
@@ -168,7 +168,7 @@ def test_the_next_node_stops_once_the_previous_one_applied_its_undrain() -> None
 
 @pytest.mark.parametrize("names", [["node1", "node2"], ["node1"]])
 def test_a_node_that_never_applies_its_undrain_ends_the_restart(names: list[str]) -> None:
-    """It is restarted, and no later command restarts it, or all nodes, again."""
+    """It was restarted, and the next command does not restart it or all nodes again."""
     agents = FakeAgents(Late())
     agents.cluster.after = 10_000  # type: ignore[attr-defined]
     with pytest.raises(Partly) as caught:
@@ -181,7 +181,8 @@ def test_a_node_that_never_applies_its_undrain_ends_the_restart(names: list[str]
 
 
 def test_a_concurrent_drain_by_another_operator_stays() -> None:
-    """Ann drains node1 as soon as it may lead: the roll stops nobody any more, and leaves it draining."""
+    """Ann drains node1 as soon as it is undrained: the restart stops no further node and leaves it
+    draining."""
 
     class Drained(Late):
         def status(self, node: str) -> NodeStatus:
@@ -203,7 +204,7 @@ def test_a_node_that_was_draining_before_keeps_draining() -> None:
 
 @pytest.mark.parametrize("level", [FIRST, Feature.REASONS])
 def test_nodes_that_a_killed_restart_left_draining_are_undrained(level: int) -> None:
-    """It was killed while node2 was down; node4 a person drained, after a roll had."""
+    """It was killed while node2 was down; an operator drained node4 after a rolling restart had."""
     cluster, roller = FakeCluster(level=level), f"me{BY_A_ROLL}"
     for by, draining in ((roller, True), ("me", False), ("ann", True)):
         cluster.call_meta(Drain("node4", draining, by, for_restart=by == roller))
@@ -217,7 +218,7 @@ def test_nodes_that_a_killed_restart_left_draining_are_undrained(level: int) -> 
 
 
 def test_a_group_that_has_no_leader_stops_everything() -> None:
-    """It may be electing one after a node was lost; `may_stop` alone would count it as lost already."""
+    """It may be electing a leader after a node failed; `may_stop` alone would count the group as lost."""
     cluster = FakeCluster(down={"node5"}, leaderless={"node3.1", "node4.1", "node5.1"})
     agents = FakeAgents(cluster)
     with pytest.raises(RefusedProblem, match="nothing was stopped"):
@@ -226,7 +227,7 @@ def test_a_group_that_has_no_leader_stops_everything() -> None:
 
 
 def test_a_second_restart_stops_no_node_while_the_first_drains() -> None:
-    """Each records its drain before it looks for others."""
+    """Each records its drain before it looks for other drains."""
 
     class Shared(FakeCluster):
         def call_meta(self, request: Request) -> Reply:
@@ -241,7 +242,7 @@ def test_a_second_restart_stops_no_node_while_the_first_drains() -> None:
 
 
 def test_a_new_leader_gets_time_to_hear_its_followers() -> None:
-    """Leaders have moved off; the one that leads instead has heard nobody yet."""
+    """Leadership was transferred; the new leader has not heard its followers yet."""
 
     class Fresh(FakeCluster):
         fresh = 0

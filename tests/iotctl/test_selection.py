@@ -1,4 +1,4 @@
-"""What is selected, shown, asked for and deleted is one set of rows (E2, E3, E9)."""
+"""Selected, shown, confirmed and deleted rows are the same rows (E2, E3, E9)."""
 
 import io
 import json
@@ -37,7 +37,7 @@ def cluster() -> FakeCluster:
 
 
 def test_values_of_one_tag_are_alternatives_and_tags_are_combined() -> None:
-    """In parts that do not overlap, each with one value per tag; a value twice is one."""
+    """In disjoint parts, each with one value per tag; a repeated value counts once."""
     selection = Selection(parse_where(["Device=a", "device=b", "region=eu", "device=a", "room="]))
     assert selection.parts() == [
         {"device": "a", "region": "eu", "room": None},
@@ -50,7 +50,7 @@ def test_values_of_one_tag_are_alternatives_and_tags_are_combined() -> None:
 
 
 def test_a_query_and_a_delete_select_the_same_rows(place: Path, cluster: FakeCluster) -> None:
-    """E3: what is read, what a dry run counts, what is asked and what is deleted; none is left out."""
+    """E3: the rows read, counted by a dry run, confirmed and deleted are the same."""
     where = ("--where", "device=b", "--where", "device=a")
     done = iotctl(place, "data", "query", *NAMED, *where, "-o", "json", cluster=cluster)
     assert [(r["device"], r["time"]) for r in json.loads(done.out)["rows"]] == [("a", 1), ("a", 4), ("b", 2)]
@@ -88,8 +88,8 @@ def test_a_row_has_one_value_per_tag(place: Path) -> None:
 
 
 def test_a_ttl_that_expires_rows_counts_them_and_asks(place: Path, cluster: FakeCluster) -> None:
-    """E2: as a delete does: the dry run says how many go, the cluster's name is asked for, --yes is no
-    answer; the cut-off is by the latest clock of all nodes, for theirs is the one that counts."""
+    """E2: like a delete: the dry run counts the rows, the operator must type the cluster's name, --yes is not
+    enough; the cut-off is by the latest clock of all nodes, since their clocks count."""
     words = ("data", "schema", *NAMED, "--set-ttl", "30d")
     look = iotctl(place, *words, "--dry-run", "-o", "json", cluster=cluster)
     keeps, deletes = json.loads(look.out)["would"]
@@ -107,7 +107,7 @@ def test_a_ttl_that_expires_rows_counts_them_and_asks(place: Path, cluster: Fake
 
 
 def test_a_ttl_that_expires_nothing_new_asks_nothing(place: Path, cluster: FakeCluster) -> None:
-    """A longer one, none, the same again, and one of a table whose rows are all younger."""
+    """A longer TTL, none, the same, and a TTL of a table whose rows are all younger."""
     young = FakeCluster(tables=list(cluster.tables))
     words = ("data", "schema", *NAMED, "--set-ttl")
     for ttl in ("30d", "30d", "60d", "none"):
@@ -118,7 +118,7 @@ def test_a_ttl_that_expires_nothing_new_asks_nothing(place: Path, cluster: FakeC
 
 
 def test_a_node_ahead_of_the_operator_decides_what_expires(place: Path, cluster: FakeCluster) -> None:
-    """An operator whose clock is behind is told what the nodes will do."""
+    """An operator whose clock is behind sees what the nodes will do."""
     later = NOW_MS * 2
     ahead = FakeCluster(tables=cluster.tables, answers=cluster.answers, clock_ms=later)
     iotctl(place, "data", "schema", *NAMED, "--set-ttl", "1d", "--dry-run", cluster=ahead)
@@ -137,7 +137,7 @@ def test_a_node_ahead_of_the_operator_decides_what_expires(place: Path, cluster:
 def test_a_read_that_is_not_strong_shows_its_age(
     place: Path, cluster: FakeCluster, read: str, ages: tuple[int, ...], age_ms: int | None, said: str
 ) -> None:
-    """A11: by the oldest answer, of all parts of a selection; on stderr beside the rows, and in JSON."""
+    """A11: by the oldest answer of all parts of a selection; on stderr beside the rows, and in JSON."""
     cluster.ages_ms = ages
     words = ("data", "query", *NAMED, "--where", "device=a", "--where", "device=b", "--read", read)
     assert iotctl(place, *words, cluster=cluster).err.strip() == said
@@ -159,7 +159,7 @@ def test_a_read_that_is_not_strong_shows_its_age(
     ],
 )
 def test_times_are_shown_to_the_millisecond(place: Path, cluster: FakeCluster, time: int, shown: str) -> None:
-    """The one of the row, at both ends of the calendar."""
+    """The exact time of the row, at both ends of the calendar."""
     cluster.answers = pa.table({"time": [time], "device": ["a"], "v": [1.0]})
     assert shown in iotctl(place, "data", "query", *NAMED, cluster=cluster).out.split()
 
@@ -168,7 +168,7 @@ def test_times_are_shown_to_the_millisecond(place: Path, cluster: FakeCluster, t
 def test_a_time_range_that_ends_before_it_begins_is_refused(
     place: Path, cluster: FakeCluster, command: tuple[str, ...]
 ) -> None:
-    """A slip, and no answer would say so: no rows, or nothing deleted."""
+    """It is a mistake that would go unnoticed: no rows, or nothing deleted."""
     times = ("--from", "2025-01-01", "--to", "2024-01-01")
     done = iotctl(place, "data", *command, *NAMED, *times, cluster=cluster)
     assert done.code == Exit.USAGE and "--from" in done.err and not cluster.deleted
@@ -179,7 +179,7 @@ def test_a_time_range_that_ends_before_it_begins_is_refused(
 def test_bytes_are_hex_where_they_are_shown_and_refused_in_an_exported_csv(
     place: Path, cluster: FakeCluster
 ) -> None:
-    """No file that cannot be imported again, and no traceback; the other formats take them."""
+    """Neither an unimportable file nor a traceback; the other formats can hold them."""
     columns = (*COLUMNS, Column("raw", "BLOB", False))
     cluster.tables = [TableSchema("root.a", "m", 1, columns)]
     cluster.answers = pa.table({"time": [1], "device": ["a"], "v": [1.0], "raw": [b"\xff\x00"]})
@@ -227,8 +227,8 @@ def test_csv_export_is_exact(place: Path, cluster: FakeCluster) -> None:
 
 
 def test_a_table_is_dropped_with_its_rows_by_name_only(place: Path, cluster: FakeCluster) -> None:
-    """E4: one with rows asks for the cluster's name; its rows are deleted before it is dropped, and again for
-    those that came meanwhile. An empty one asks an ordinary question."""
+    """E4: a table with rows asks for the cluster's name; its rows are deleted before and after it is dropped,
+    as rows may be written in between. An empty table asks an ordinary question."""
     cluster.counts = [{"storage_group": "root.a", "table": "m", "rows": 4}]
     words = ("data", "drop", *NAMED)
     look = iotctl(place, *words, "--dry-run", "-o", "json", cluster=cluster)
@@ -325,7 +325,7 @@ def test_times_are_parsed_exactly(text: str, found: int) -> None:
     ],
 )
 def test_an_ambiguous_time_is_refused(text: str, why: str) -> None:
-    """A delete would go from 1970 on, or take a millisecond more than it was told."""
+    """A delete would begin in 1970, or delete a millisecond more than requested."""
     with pytest.raises(UsageProblem, match=why):
         parse_time(text)
 

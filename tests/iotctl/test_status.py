@@ -41,7 +41,7 @@ def test_a_whole_cluster_is_healthy(spec: Path) -> None:
 
 
 def test_a_wrong_clock_is_a_problem_with_its_offset(spec: Path) -> None:
-    """Also when several leaders found it; healthy is not the word while nothing is deleted by its age."""
+    """Reported once even if several leaders detect it; the cluster is not healthy while no rows expire."""
 
     class Skewed(FakeCluster):
         def status(self, node: str) -> NodeStatus:
@@ -56,7 +56,7 @@ def test_a_wrong_clock_is_a_problem_with_its_offset(spec: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_removed_is_a_problem(spec: Path) -> None:
-    """With the place and what the disk says."""
+    """With the place and the error of the disk."""
 
     class Refusing(FakeCluster):
         def status(self, node: str) -> NodeStatus:
@@ -70,7 +70,8 @@ def test_a_directory_that_cannot_be_removed_is_a_problem(spec: Path) -> None:
 
 
 def test_a_node_without_room_and_a_pinned_log_are_problems(spec: Path) -> None:
-    """Who takes no rows is an error with what is left; who keeps much log for whom is said, little is not."""
+    """A node that accepts no rows is an error with its free disk; a large pinned log is a warning, a small
+    one is not reported."""
 
     class Full(FakeCluster):
         def status(self, node: str) -> NodeStatus:
@@ -109,7 +110,7 @@ def test_one_dead_node_keeps_the_quorum_and_is_a_problem(spec: Path) -> None:
 
 
 def test_three_dead_of_five_name_the_lost_groups_and_the_nodes_to_start(spec: Path) -> None:
-    """Exit 4; groups with two of three members down and the meta group are lost, no other."""
+    """Exit 4; groups with two of three members down and the meta group are lost, but no other group."""
     code, found = status(spec, FakeCluster(down={"node1", "node2", "node3"}))
     assert code == Exit.UNREACHABLE
     assert not found["quorum"]
@@ -132,7 +133,7 @@ def test_a_cluster_without_answers_is_exit_4(spec: Path) -> None:
 
 
 def test_a_group_that_elects_its_first_leader_is_no_problem(spec: Path) -> None:
-    """Every added node makes one; what stays without a leader for an election timeout is an error."""
+    """Every added node brings a group; one without a leader for an election timeout is an error."""
 
     class Electing(FakeCluster):
         led = False
@@ -163,8 +164,8 @@ def test_a_group_that_elects_its_first_leader_is_no_problem(spec: Path) -> None:
 def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(
     spec: Path, age_ms: int, heard_ms: int
 ) -> None:
-    """It answers, and nobody could do without another one: it was not heard for long, or not since it was
-    started. A new leader gets the time to hear it."""
+    """It answers, but another voter could not be lost: it was not heard for too long, or not since it
+    started. A new leader gets time to hear it."""
 
     class Unheard(FakeCluster):
         ms = heard_ms + 1
@@ -199,7 +200,7 @@ def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(
 
 
 def test_the_next_command_of_a_local_fleet_is_local_up(tmp_path: Path) -> None:
-    """The next command fits how the fleet is run."""
+    """The next command matches the kind of fleet."""
     text = SPEC.replace("nodes:\n", "defaults: {transport: local}\nnodes:\n", 1)
     (tmp_path / "cluster.yaml").write_text(text)
     _, found = status(tmp_path, FakeCluster(down={"node2"}))
@@ -219,7 +220,7 @@ def test_waits_are_shown_with_the_command_that_ends_them(spec: Path) -> None:
 
 
 def test_progress_counts_slots_that_every_member_has(spec: Path) -> None:
-    """4 of 10 slots are copied on all three members; a copy on one alone counts for nothing."""
+    """4 of 10 slots are copied to all three members; a copy on one member does not count."""
     moving = make_operation("op-9", stage=Stage.MOVING, copied=4)
     moving.copies = [*moving.copies, type(moving.copies[0])("node6.9", "node6", "i", ((4, 9),), "d", 1, 500)]
     _, found = status(spec, FakeCluster(operations=[moving]))
@@ -230,7 +231,7 @@ def test_progress_counts_slots_that_every_member_has(spec: Path) -> None:
 
 
 def test_a_cluster_that_is_not_formed_is_not_healthy(spec: Path) -> None:
-    """There is a leader before there is a cluster: nothing could be read or written then."""
+    """A leader exists before the cluster is formed, but nothing can be read or written then."""
 
     class Unformed(FakeCluster):
         def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
@@ -244,7 +245,7 @@ def test_a_cluster_that_is_not_formed_is_not_healthy(spec: Path) -> None:
 
 
 def test_the_state_comes_from_the_first_node_that_returns_it(spec: Path) -> None:
-    """Nodes that refuse at once, however fresh they are, do not make a formed cluster an unformed one."""
+    """Nodes that refuse at once, however advanced, do not make a formed cluster look unformed."""
 
     class Refusing(FakeCluster):
         def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
@@ -258,7 +259,7 @@ def test_the_state_comes_from_the_first_node_that_returns_it(spec: Path) -> None
 
 @pytest.mark.parametrize("dissolving", [False, True])
 def test_a_member_without_a_replica_is_a_problem(spec: Path, dissolving: bool) -> None:
-    """A quorum is enough to go on, not to be healthy. A group that ends has no need of it."""
+    """A quorum is enough to serve but not to be healthy. A dissolving group does not need its replica."""
 
     class Missing(FakeCluster):
         def status(self, node: str) -> NodeStatus:
@@ -312,7 +313,7 @@ def test_status_of_dead_nodes_reads_as_text(spec: Path) -> None:
     ],
 )
 def test_a_node_that_takes_no_part_for_long_is_an_error(spec: Path, state: str, why: str, helps: str) -> None:
-    """With the place and the next command; one that was started a moment ago may still be starting."""
+    """With the reason and the next command; a node that has just started may still be starting."""
 
     class Apart(FakeCluster):
         age_ms = SERVING_MS_MAX + 1

@@ -53,7 +53,7 @@ class Recovering(FakeCluster):
 
 
 class Unheard(FakeCluster):
-    """node3 came back a moment ago: the leader of node1's group has no word from it yet. Its log is short."""
+    """node3 has just come back: the leader of node1's group has not heard it yet. Its log is short."""
 
     def status(self, node: str) -> NodeStatus:
         found = super().status(node)
@@ -78,7 +78,7 @@ def test_every_single_node_of_a_whole_cluster_may_stop(spec: Path) -> None:
 
 
 def test_neighbours_may_not_stop_together(spec: Path) -> None:
-    """Every two of five share at least one group of three: exit 5 with just those groups."""
+    """Any two of five share at least one group of three: exit 5 with exactly those groups."""
     code, found = asked(spec, FakeCluster(), "node1", "node2")
     assert code == Exit.REFUSED and not found["ok"]
     # {1,2,3} and {5,1,2} hold both.
@@ -120,7 +120,7 @@ def test_a_node_that_is_down_counts_against_its_groups(spec: Path) -> None:
     ],
 )
 def test_a_voter_that_has_not_caught_up_does_not_count(spec: Path, cluster: FakeCluster, why: str) -> None:
-    """All five answer, but node1's group lives on two of its three."""
+    """All five answer, but node1's group depends on two of its three members."""
     code, found = asked(spec, cluster, "node2")
     assert code == Exit.REFUSED
     (lost,) = found["lost"]
@@ -129,7 +129,7 @@ def test_a_voter_that_has_not_caught_up_does_not_count(spec: Path, cluster: Fake
 
 
 def test_a_group_that_is_lost_already_is_named(spec: Path) -> None:
-    """Stopping anything is no better with it; the table says which node to look at."""
+    """Stopping any other node does not change that; the table names the node to check."""
     cluster = FakeCluster(down={"node1", "node2"})
     done = iotctl(spec, "cluster", "ok-to-stop", "node4", cluster=cluster)
     assert done.code == Exit.REFUSED
@@ -137,7 +137,7 @@ def test_a_group_that_is_lost_already_is_named(spec: Path) -> None:
 
 
 def test_unknown_nodes_and_a_silent_cluster(spec: Path) -> None:
-    """5 for a node that does not exist, 4 when nobody tells the groups."""
+    """Exit 5 for an unknown node, 4 if no agent returns the groups."""
     assert iotctl(spec, "cluster", "ok-to-stop", "node9", cluster=FakeCluster()).code == Exit.REFUSED
     silent = FakeCluster(down=set(FakeCluster().names))
     assert iotctl(spec, "cluster", "ok-to-stop", "node1", cluster=silent).code == Exit.UNREACHABLE

@@ -1,4 +1,4 @@
-"""`iotctl verify --repair`: consent, exit codes and what is shown. What is repaired: `tests/pipeline`."""
+"""`iotctl verify --repair`: consent, exit codes and output. For repairs themselves see `tests/pipeline`."""
 
 import io
 from pathlib import Path
@@ -33,7 +33,7 @@ def report(*found: Mismatch, unread: bool = False) -> VerifyReport:
 
 
 class Job:
-    """Stands for the Spark job: remembers whether it was told to repair."""
+    """Replaces the Spark job and records whether a repair was requested."""
 
     def __init__(self, found: VerifyReport) -> None:
         self.found = found
@@ -68,7 +68,7 @@ def test_repair_without_a_terminal_is_refused_naming_the_flag(
 def test_the_operator_is_asked_for_consent(
     spec: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: Exit, asked: list[bool]
 ) -> None:
-    """Only a yes lets it repair."""
+    """Only `yes` starts the repair."""
     done, job = ran(spec, monkeypatch, report(mismatch(True)), "--repair", stdin=Tty(answer))
     assert done.code == code and job.repairs == asked
 
@@ -85,7 +85,7 @@ def test_the_operator_is_asked_for_consent(
     ids=["equal", "all repaired", "one is left", "repaired and unread", "left and unread"],
 )
 def test_exit_codes(spec: Path, monkeypatch: pytest.MonkeyPatch, found: VerifyReport, code: Exit) -> None:
-    """0 when all that differed was repaired, 7 when anything remains, 4 when something was not read."""
+    """0 if all differences were repaired, 7 if any remains, 4 if something was not read."""
     done, job = ran(spec, monkeypatch, found, "--repair", "--yes", "-o", "json")
     assert done.code == code and job.repairs == [True]
     told = document(done.out)["mismatches"]
@@ -93,7 +93,7 @@ def test_exit_codes(spec: Path, monkeypatch: pytest.MonkeyPatch, found: VerifyRe
 
 
 def test_the_table_shows_replaced_and_remaining_files(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the damaged file is kept, from whom the good one came, and why the other one stays."""
+    """Where the damaged file is stored, where the good copy came from, and why the other file stays."""
     found = report(mismatch(True), mismatch(False, "no majority of the 3 replicas"))
     done, _ = ran(spec, monkeypatch, found, "--repair", "--yes")
     for text in ("quarantine/node1.1/00007-f", "node1", "no majority of the 3 replicas", "FAIL"):
@@ -101,7 +101,7 @@ def test_the_table_shows_replaced_and_remaining_files(spec: Path, monkeypatch: p
 
 
 def test_without_repair_the_next_command_is_named(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is repaired unasked."""
+    """Nothing is repaired without the option."""
     done, job = ran(spec, monkeypatch, report(mismatch(False)), "--depth", "hash")
     assert done.code == Exit.VERIFICATION and job.repairs == [False]
     assert "iotctl verify --depth hash --repair" in done.err
