@@ -91,7 +91,7 @@ class LocalFleet:
         identity.write_authority(self.directory / "authority", authority)
         operator = identity.issue(authority, os.environ.get("USER") or "operator", "admin")
         identity.write_identity(self.directory / "operator", operator, authority.cert)
-        ports = take_ports(2 * nodes, self.directory, anew=True)
+        ports = take_ports(2 * nodes, self.directory, release_old=True)
         entries = tuple(
             NodeEntry(name=f"node{i + 1}", host=LOOPBACK, port=ports[2 * i], http_port=ports[2 * i + 1])
             for i in range(nodes)

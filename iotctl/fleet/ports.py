@@ -24,18 +24,18 @@ agent's port while the agent is down."""
 
 
 def take_ports(
-    count: int, owner: Path, env: Mapping[str, str] = os.environ, *, anew: bool = False
+    count: int, owner: Path, env: Mapping[str, str] = os.environ, *, release_old: bool = False
 ) -> list[int]:
     """Assign `count` distinct ports to `owner` that are free now and assigned to no other directory.
 
-    `anew`: first release the ports of an earlier fleet in `owner`.
+    `release_old`: first release the ports of an earlier fleet in `owner`.
 
     Raises:
         RefusedProblem: fewer ports are free.
     """
     with _locked(state_dir(env) / "ports") as file:
         own = str(owner.absolute())
-        owners = {port: home for port, home in _read(file).items() if not (anew and home == own)}
+        owners = {port: home for port, home in _read(file).items() if not (release_old and home == own)}
         # If all ports are assigned, an assigned port without a listener is better than none.
         order = sorted(random.sample(PORTS, len(PORTS)), key=owners.__contains__)
         found = _free(order, count)

@@ -7,7 +7,7 @@ from iotctl.fleet.host import Host
 
 CLEAR_TIMEOUT_S = 900.0
 
-ASIDE = r"""
+ARCHIVE = r"""
 set -eu
 home=$1
 [ -e "$home/node.yaml" ] || [ -e "$home/removing" ] || exit 0
@@ -19,7 +19,7 @@ for file in "$home"/*; do
     case ${file##*/} in removing | removed-*) ;; *) mv "$file" "$home/removing/" ;; esac
 done
 mv -T "$home/removing" "$home/removed-$n"
-echo "aside=$home/removed-$n"
+echo "archive=$home/removed-$n"
 """
 """Moves the settings first: a directory without them is not a node. A repeated run completes an interrupted
 one."""
@@ -52,7 +52,7 @@ rmdir "$home" 2>/dev/null || [ -z "$(ls -A "$home")" ] || echo "left=$(ls -A "$h
 """Deletes the files of iotctl and the agent by name, `node.yaml` last: it identifies whose the others are."""
 
 
-def put_aside(host: Host, home: str) -> str:
+def archive(host: Host, home: str) -> str:
     """Archive the files of a removed node where no agent finds them. Returns the directory, "" if no files.
 
     The files stay on their file system, so nothing is copied, and a new node can be created in `home`.
@@ -60,8 +60,10 @@ def put_aside(host: Host, home: str) -> str:
     Raises:
         Unreachable: the machine could not move them.
     """
-    ran = run_checked(host, ["sh", "-c", ASIDE, "aside", home], "the node's files could not be moved aside")
-    return ran.out.decode(errors="replace").partition("aside=")[2].strip()
+    ran = run_checked(
+        host, ["sh", "-c", ARCHIVE, "archive", home], "the node's files could not be moved aside"
+    )
+    return ran.out.decode(errors="replace").partition("archive=")[2].strip()
 
 
 def clear(host: Host, home: str, cluster: str) -> str:

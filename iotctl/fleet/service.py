@@ -137,7 +137,7 @@ _RELOAD = (
 tries=300
 while pid=$(agent); [ -n "$pid" ]; do
     case $(grep ^SigCgt: "/proc/$pid/status" 2>/dev/null) in
-        *[13579bdf]) kill -HUP "$pid" && echo told; exit ;;
+        *[13579bdf]) kill -HUP "$pid" && echo notified; exit ;;
     esac
     tries=$((tries - 1))
     if [ "$tries" = 0 ]; then echo "the agent does not handle SIGHUP" >&2; exit 1; fi
@@ -241,7 +241,7 @@ class Service:
         words = ["sh", "-c", _RELOAD, "reload", self.home]
         ran = self._as_root(words) if self.kind == SYSTEMD else self.host.run(words)
         self._check(ran, "the agent could not be notified of its new certificate", "restart")
-        return b"told" in ran.out
+        return b"notified" in ran.out
 
     def log_tail(self, lines: int) -> str:
         """The last lines of the agent's log."""

@@ -77,15 +77,15 @@ def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[Doomed])
     stopped = [n for n in nodes if not isinstance(ended[n.name], Unreachable)]
     deleted = machines.each(stopped, delete)
     errors += [a.what for a in deleted.values() if isinstance(a, Unreachable)]
-    gone = {n: a for n, a in deleted.items() if not isinstance(a, Unreachable)}
+    deleted_nodes = {n: a for n, a in deleted.items() if not isinstance(a, Unreachable)}
     if errors:
         raise Partly(
-            f"destroyed: {', '.join(gone) or 'no node'}; not destroyed: {errors[0]}",
+            f"destroyed: {', '.join(deleted_nodes) or 'no node'}; not destroyed: {errors[0]}",
             why="; ".join(errors[1:]),
             next=f"iotctl cluster destroy --confirm {source.name}",
         )
     return Destroyed(
-        destroyed=list(gone),
-        left={n: left for n, left in gone.items() if left},
+        destroyed=list(deleted_nodes),
+        left={n: left for n, left in deleted_nodes.items() if left},
         software=sorted({source.install_dir_of(n) for n in nodes}),
     )

@@ -37,11 +37,11 @@ def node_settings(
     Raises:
         RefusedProblem: a node belongs to another cluster, or to one with other create-once settings.
     """
-    told = check_ours(source, existing)
-    first = next((t["seeds"] for t in told.values() if not t.get("join")), None)
-    members = [n for n in source.file.nodes if n.name in told]
-    if told and first is None:  # the first nodes have all been replaced
-        joining = [*joining, *(n for n in existing if n not in told)]
+    parsed = check_ours(source, existing)
+    first = next((t["seeds"] for t in parsed.values() if not t.get("join")), None)
+    members = [n for n in source.file.nodes if n.name in parsed]
+    if parsed and first is None:  # the first nodes have all been replaced
+        joining = [*joining, *(n for n in existing if n not in parsed)]
     seeds = _seeds(ring_order(source), source) if first is None else first
     entries = {n.name: n for n in source.file.nodes}
     found = {}
@@ -50,9 +50,9 @@ def node_settings(
             others = _seeds((n for n in members if n.name != node), source)
             wanted = _wanted(source, entries[node], None, others, joins=True)
         else:
-            _check_address(source, entries[node], told.get(node))
-            wanted = _wanted(source, entries[node], told.get(node), seeds)
-        present = told.get(node)
+            _check_address(source, entries[node], parsed.get(node))
+            wanted = _wanted(source, entries[node], parsed.get(node), seeds)
+        present = parsed.get(node)
         same = present is not None and all(present.get(k) == v for k, v in wanted.items())
         kept = {k: v for k, v in (present or {}).items() if k not in wanted}
         found[node] = text if same else yaml.safe_dump({**wanted, **kept}, sort_keys=False)
@@ -91,10 +91,10 @@ def check_ours(source: ClusterSource, existing: Mapping[str, str]) -> dict[str, 
     Raises:
         RefusedProblem: a node.yaml belongs to another cluster or another node.
     """
-    told = {node: _read(node, text) for node, text in existing.items() if text}
-    for node, settings in told.items():
+    parsed = {node: _read(node, text) for node, text in existing.items() if text}
+    for node, settings in parsed.items():
         _check_same(source, node, settings)
-    return told
+    return parsed
 
 
 def _wanted(

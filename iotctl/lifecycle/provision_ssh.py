@@ -9,7 +9,7 @@ import msgspec
 from iotctl.change.provision import Probe, Provisioner
 from iotctl.errors import InputProblem, IotctlError, RefusedProblem
 from iotctl.fleet.host import Host
-from iotctl.fleet.removal import put_aside
+from iotctl.fleet.removal import archive
 from iotctl.fleet.service import Service
 from iotctl.lifecycle import deploy as deploying
 from iotctl.lifecycle.deploy import OnStep
@@ -99,7 +99,7 @@ class SshProvisioner(Provisioner):
         try:
             host, agent = self._agent(entry)
             agent.remove()
-            aside = put_aside(host, agent.home)
+            aside = archive(host, agent.home)
         except IotctlError as error:  # the node is removed from the cluster already
             return f"{name} was removed, but its agent was not stopped: {error.what}; the cluster ignores it"
         return f"{name}: its agent has stopped, its files are in {aside}" if aside else ""

@@ -258,7 +258,7 @@ class _Roll:
         deadline = self._timing.clock() + gate_s
         while True:
             statuses = self._cluster.statuses()
-            waiting = [(n, why) for n in batch if (why := _away(statuses.get(n), heard))]
+            waiting = [(n, why) for n in batch if (why := _not_back(statuses.get(n), heard))]
             if not waiting:
                 return
             if self._timing.clock() >= deadline:
@@ -298,7 +298,7 @@ def _unsafe(found: OkToStop, node: str) -> RefusedProblem:
     )
 
 
-def _away(status: NodeStatus | NodeAgentError | None, heard: int) -> str:
+def _not_back(status: NodeStatus | NodeAgentError | None, heard: int) -> str:
     groups = status.groups if isinstance(status, NodeStatus) else ()
     if not groups or any(g.state != "running" for g in groups):
         return "did not come back"

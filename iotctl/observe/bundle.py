@@ -157,12 +157,12 @@ def _collect(
     else:
         missing.append(Missing("operations.json", "no agent returned the meta group's state"))
     try:
-        told = events_of(cluster, since_ms=now_ms - EVENTS_SINCE_MS, limit=EVENTS_MAX, now_ms=now_ms)
-        files["events.json"] = encode("cluster-events", told)
+        recent = events_of(cluster, since_ms=now_ms - EVENTS_SINCE_MS, limit=EVENTS_MAX, now_ms=now_ms)
+        files["events.json"] = encode("cluster-events", recent)
     except (IotctlError, NodeAgentError) as error:
         missing.append(Missing("events.json", error.what))
-    for node, found in sorted(facts.statuses.items()):
-        files[f"nodes/{_file_name(node)}/status.json"] = encode("node-status", found)
+    for node, report in sorted(facts.statuses.items()):
+        files[f"nodes/{_file_name(node)}/status.json"] = encode("node-status", report)
     for name, content in _logs(fleet, missing):
         files[name] = content
     unreachable = [Silent(n, why) for n, why in sorted(facts.errors.items())]
@@ -213,8 +213,8 @@ def _file_name(node: str) -> str:
 def _pack(files: dict[str, bytes], *, root: str, now_ms: int) -> bytes:
     packed = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=now_ms // 1000) as squeezed,
-        tarfile.open(fileobj=squeezed, mode="w") as archive,
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=now_ms // 1000) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
     ):
         for name, content in files.items():
             entry = tarfile.TarInfo(f"{root}/{name}")

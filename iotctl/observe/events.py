@@ -58,8 +58,10 @@ def events_of(cluster: Cluster, *, since_ms: int, limit: int, now_ms: int) -> Ev
 
 def audit_of(cluster: Cluster) -> list[tuple[int, str, str]]:
     """The meta group's audit log as (ms, who, what), oldest first; [] if no agent answers."""
-    told = [a for a in _ask(cluster, GetEvents(0, EVENTS_REPLY_MAX)).values() if isinstance(a, EventsReply)]
-    return list(_furthest(told).audit) if told else []
+    replies = [
+        a for a in _ask(cluster, GetEvents(0, EVENTS_REPLY_MAX)).values() if isinstance(a, EventsReply)
+    ]
+    return list(_most_advanced(replies).audit) if replies else []
 
 
 def _ask(cluster: Cluster, request: GetEvents) -> dict[str, EventsReply | NodeAgentError]:
@@ -79,8 +81,8 @@ def _ask(cluster: Cluster, request: GetEvents) -> dict[str, EventsReply | NodeAg
     return answers | {n: s for n, s in statuses.items() if isinstance(s, NodeAgentError)}
 
 
-def _furthest(told: Sequence[EventsReply]) -> EventsReply:
-    return max(told, key=lambda a: (a.applied, a.node))
+def _most_advanced(replies: Sequence[EventsReply]) -> EventsReply:
+    return max(replies, key=lambda a: (a.applied, a.node))
 
 
 def merge(
@@ -91,16 +93,16 @@ def merge(
     Raises:
         Unreachable: no agent answered.
     """
-    told = [a for a in answers.values() if isinstance(a, EventsReply)]
+    replies = [a for a in answers.values() if isinstance(a, EventsReply)]
     unread = [Silent(n, a.what) for n, a in sorted(answers.items()) if isinstance(a, NodeAgentError)]
-    if not told:
+    if not replies:
         raise Unreachable(
             "no agent returned its events",
             why="; ".join(f"{s.node}: {s.why}" for s in unread),
             next="iotctl cluster status",
         )
-    source = _furthest(told)
+    source = _most_advanced(replies)
     rows = [EventRow(ms, "", META, "audit", who, what) for ms, who, what in source.audit]
-    rows += [EventRow(e.time_ms, a.node, e.group, e.event, "", e.message) for a in told for e in a.events]
+    rows += [EventRow(e.time_ms, a.node, e.group, e.event, "", e.message) for a in replies for e in a.events]
     rows.sort(key=lambda r: (r.time_ms, r.node, r.event))
     return Events(now_ms, since_ms, source.node, rows[-limit:], unread)

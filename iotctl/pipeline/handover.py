@@ -54,7 +54,7 @@ def verify_handover(
     the new holders can be compared with each other.
     """
     report = VerifyReport(depth)
-    gone = _gone(meta)
+    gone = _left_nodes(meta)
     asks = [(m, s) for m in operation.moves for s in move_sides(operation, m, against, gone)]
     held = _list_all(cluster, asks, progress)
     by_move: dict[int, list[tuple[Side, Held]]] = {}
@@ -91,7 +91,7 @@ def move_sides(
     return old + new
 
 
-def _gone(meta: MetaView) -> frozenset[NodeId]:
+def _left_nodes(meta: MetaView) -> frozenset[NodeId]:
     """Dead and retired nodes: they are no longer asked for anything."""
     return frozenset(n.node for n in meta.nodes if n.state in GONE)
 

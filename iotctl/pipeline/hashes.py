@@ -46,27 +46,27 @@ def check_hashes(cluster: Cluster, views: Sequence[GroupView], chosen: Chosen, p
     present files of its slot are then listed, compared and read instead.
     """
     total = Hashed()
-    gone = _hash_once(cluster, views, total, progress)
+    released = _hash_once(cluster, views, total, progress)
     for _ in range(RECHECKS):
-        if not gone:
+        if not released:
             break
         time.sleep(RECHECK_DELAY_S)
-        views = [_again(cluster, view, gone, chosen, total, progress) for view in views]
-        gone = _hash_once(cluster, views, total, progress)
-    total.unread += gone
+        views = [_present_view(cluster, view, released, chosen, total, progress) for view in views]
+        released = _hash_once(cluster, views, total, progress)
+    total.unread += released
     return total
 
 
-def _again(
+def _present_view(
     cluster: Cluster,
     view: GroupView,
-    gone: Sequence[Unread],
+    released: Sequence[Unread],
     chosen: Chosen,
     total: Hashed,
     progress: Progress,
 ) -> GroupView:
     """The present view, limited to the slots of released files."""
-    slots = {u.slot for u in gone if u.group == view.group and u.slot is not None}
+    slots = {u.slot for u in released if u.group == view.group and u.slot is not None}
     fresh = GroupView(view.group, view.cut, view.members, view.replicas if slots else [])
     if slots:
         wanted = Chosen(ranges.from_slots(slots), chosen.storage_groups)
@@ -75,7 +75,7 @@ def _again(
         total.mismatches += mismatches
         total.unread += unread
         moved = slots - {f.slot for r in fresh.replicas for f in r.files.values()}
-        total.unread += [u for u in gone if u.group == view.group and u.slot in moved]
+        total.unread += [u for u in released if u.group == view.group and u.slot in moved]
     return fresh
 
 
@@ -83,7 +83,7 @@ def _hash_once(
     cluster: Cluster, views: Sequence[GroupView], total: Hashed, progress: Progress
 ) -> list[Unread]:
     """Add the replicas' results to `total`, except for slots of released files; returns these files."""
-    gone: list[Unread] = []
+    released: list[Unread] = []
     read: list[tuple[NodeId, FileMeta, str]] = []
     for replica, part, reply in hash_files(cluster, views, progress):
         if isinstance(reply, Unread):
@@ -95,15 +95,15 @@ def _hash_once(
                 read.append((replica.node, meta, found[meta.name]))
             else:
                 reason = f"{meta.name} was released during the check"
-                gone.append(Unread(replica.node, replica.group, meta.slot, reason))
-    slots = {u.slot for u in gone}
+                released.append(Unread(replica.node, replica.group, meta.slot, reason))
+    slots = {u.slot for u in released}
     for node, meta, xxh3 in read:
         if meta.slot in slots:
             continue
         total.files, total.bytes = total.files + 1, total.bytes + meta.size
         if xxh3 != meta.xxh3:
             total.mismatches.append(Mismatch(node, meta.slot, meta.name, "", None, meta.xxh3, xxh3))
-    return gone
+    return released
 
 
 def hash_files(

@@ -28,11 +28,11 @@ class HeldLease:
         self._by = by
         self._owner = owner
         self._renewal = Renewal(lambda: self._steer("lease"), TTL_MS, "lease", _is_lost)
-        self._kept = ""
+        self._not_released = ""
 
     @property
     def lost(self) -> str:
-        return self._renewal.lost or self._kept
+        return self._renewal.lost or self._not_released
 
     def __enter__(self) -> Self:
         """Raises `Busy` if another job holds the lease."""
@@ -49,7 +49,7 @@ class HeldLease:
         try:
             self._steer("unlease")
         except NodeAgentError as failure:
-            self._kept = f"not released, expires by itself: {failure.what}"
+            self._not_released = f"not released, expires by itself: {failure.what}"
 
     def _steer(self, verb: str) -> Operation:
         request = Steer(self._operation, verb, self._by, owner=self._owner, ttl_ms=TTL_MS)

@@ -157,7 +157,7 @@ def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
 
 def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -> Replica | Unread:
     """The replica's files, once it has made all files up to the cut."""
-    started = moved = busy = told = time.monotonic()
+    started = moved = busy = closed_at = time.monotonic()
     made, seen = -1, set[str]()
     while True:
         try:
@@ -183,8 +183,8 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
                 f" {reply.pending} pending{', in progress' if reply.at_work else ''}"
             )
             return Unread(node, view.group, None, reason)
-        if view.cut is not None and now - told > QUIET_S:
-            told = now
+        if view.cut is not None and now - closed_at > QUIET_S:
+            closed_at = now
             _cut(cluster, view.group, chosen.slots)
         time.sleep(SETTLE_POLL_S)
 

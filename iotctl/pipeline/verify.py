@@ -81,7 +81,7 @@ def run(
             spec, cluster, depth, meta, progress, _Spark(stack, master, session, progress)
         )
         report, views = comparison.run(_groups(meta, filters), filters.slots, filters.storage_groups)
-        report.unread = _on_their_way(meta) + report.unread
+        report.unread = _in_migration(meta) + report.unread
         if filters != Filters() and not report.files and not report.unread:
             raise Refused(
                 "nothing to verify: no file matches the filters",
@@ -219,7 +219,7 @@ def _groups(meta: MetaView, filters: Filters) -> list[GroupRecord]:
     ]
 
 
-def _on_their_way(meta: MetaView) -> list[Unread]:
+def _in_migration(meta: MetaView) -> list[Unread]:
     """Slots in migration: neither holder's manifest has all of their files."""
     return [
         Unread("", group, None, f"slots of {operation.id} are still migrating to this group")

@@ -110,7 +110,9 @@ def spread_order(nodes: Weights, zones: Zones, replicas: int) -> list[NodeId]:
     given = list(nodes)
     none = (0, OVERLOAD)
     turns = range(len(given) if len(given) <= SWAP_NODES else 1)
-    order = min(given, *(_dealt(given[i:] + given[:i], zones, replicas, allowed) for i in turns), key=misses)
+    order = min(
+        given, *(_alternated(given[i:] + given[:i], zones, replicas, allowed) for i in turns), key=misses
+    )
     least = misses(order)
     pairs = cycle(combinations(range(len(order)), 2)) if 1 < len(order) <= SWAP_NODES else ()
     for i, j in islice(pairs, SWAPS):
@@ -139,12 +141,12 @@ def objections(
     allowed = members_allowed(zones, {*ring.names, *(today.names if today else ())}, replicas)
     after = crowds(ring, zones, replicas, allowed)
     # A node that no longer has a zone (a line deleted from cluster.yaml) hides today's overlaps.
-    told = today is not None and all(n in zones for n in today.names)
-    now = crowds(today, zones, replicas, allowed) if today is not None and told else []
+    comparable = today is not None and all(n in zones for n in today.names)
+    now = crowds(today, zones, replicas, allowed) if today is not None and comparable else []
     if len(after) > len(now):
         first = after[0]
         they = " and ".join(first.nodes)
-        before = f" ({len(now)} today)" if told else ""
+        before = f" ({len(now)} today)" if comparable else ""
         yield (
             "zones",
             first.header,
@@ -183,12 +185,12 @@ def _excess_at(order: Sequence[str], place: int, zone: str, replicas: int, allow
     n = len(order)
     before = [order[(place - i) % n] for i in range(reach, -1, -1)]
     behind = [order[(place + 1 + i) % n] for i in range(reach)]
-    return _too_many([*before, zone, *behind], replicas, allowed) - _too_many(
+    return _excess([*before, zone, *behind], replicas, allowed) - _excess(
         [*before, *behind], replicas, allowed
     )
 
 
-def _too_many(line: Sequence[str], replicas: int, allowed: int) -> int:
+def _excess(line: Sequence[str], replicas: int, allowed: int) -> int:
     total = 0
     for first in range(len(line) - replicas + 1):
         counts = Counter(z for z in line[first : first + replicas] if z)
@@ -196,7 +198,7 @@ def _too_many(line: Sequence[str], replicas: int, allowed: int) -> int:
     return total
 
 
-def _dealt(nodes: Sequence[NodeId], zones: Zones, replicas: int, allowed: int) -> list[NodeId]:
+def _alternated(nodes: Sequence[NodeId], zones: Zones, replicas: int, allowed: int) -> list[NodeId]:
     """An order that always continues with the zone with the most remaining nodes, unless the groups at that
     place have their maximum of it."""
     piles: dict[str, list[NodeId]] = {}

@@ -155,11 +155,13 @@ def _write(
                 on_written(written)
             on_progress("writing rows", block.at, total, unit=unit)
     except (NodeAgentError, InputProblem) as error:
-        raise _halfway(error, written, rows) from error
+        raise _partly_written(error, written, rows) from error
     return written
 
 
-def _halfway(error: NodeAgentError | InputProblem, written: int, rows: int) -> IotctlError | NodeAgentError:
+def _partly_written(
+    error: NodeAgentError | InputProblem, written: int, rows: int
+) -> IotctlError | NodeAgentError:
     is_unknown = isinstance(error, OutcomeUnknown)
     more = error.details.get("rows_acknowledged", 0) if isinstance(error, OutcomeUnknown) else 0
     written += more if isinstance(more, int) else 0

@@ -28,7 +28,7 @@ FORBIDDEN = "audit_control,audit_read,mac_admin,sys_boot,sys_module,sys_rawio,sy
 """Units that would change the shared kernel."""
 
 LOGIN, LOGIN_ID = "iotops", 54321
-"""An ordinary user of every machine; `FREE` lets it do everything, `ASKED` once it has told a password."""
+"""An ordinary user of every machine; `FREE` lets it use sudo freely, `ASKED` only with a password."""
 
 FREE, ASKED = f"{LOGIN} ALL=(ALL) NOPASSWD: ALL\n", f"{LOGIN} ALL=(ALL) ALL\n"
 

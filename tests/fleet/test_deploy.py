@@ -158,7 +158,7 @@ def test_a_rolling_restart_loses_no_write(plant: Plant) -> None:
         done = plant.json("cluster", "restart", "--yes")
     finally:
         seen = load.stop()
-    # Who goes first may change with who is a moment behind; never that they go one by one.
+    # A lagging node may change the order, but nodes always restart one by one.
     assert sorted(done["order"]) == sorted(waves) == [[n] for n in NODES]
     assert sorted(done["restarted"]) == list(NODES)
     assert not seen.failed and not seen.missing and len(seen.acked) == 24
@@ -271,11 +271,11 @@ def test_one_command_renews_certificates_that_have_all_expired(plant: Plant) -> 
     )
     logs = {n: plant.home(n) / "agent.log" for n in NODES}
     starts = {n: log.read_text().count('"event":"started"') for n, log in logs.items()}
-    assert plant.iotctl("cluster", "stop", "--yes")[0] == 0  # as if they had been started anew since
+    assert plant.iotctl("cluster", "stop", "--yes")[0] == 0  # as if they had been restarted since
     assert plant.iotctl("cluster", "start")[0] == 0
     deadline = time.monotonic() + 30.0
     while any(log.read_text().count('"event":"started"') == starts[n] for n, log in logs.items()):
-        # One that still loads its certificate while it is renewed ends, and is started again.
+        # An agent that loads its certificate during the renewal ends and is restarted.
         assert time.monotonic() < deadline
         time.sleep(0.1)
     pids = plant.pids()
@@ -420,7 +420,8 @@ def test_destroy_asks_for_the_name_and_deletes_only_our_files(plant: Plant) -> N
     done = plant.json("cluster", "destroy", "--confirm", "plant")
     assert done["destroyed"] == ["node2"]
     assert set(plant.pids().values()) == {0} and own.read_text() == "mine"
-    assert {p.name for p in (plant.directory / "nodes").iterdir()} == {"node3", SPARE}, "it is listed no more"
+    left = {p.name for p in (plant.directory / "nodes").iterdir()}
+    assert left == {"node3", SPARE}, "the node is no longer listed"
     assert plant.json("cluster", "destroy")["destroyed"] == []
     assert (plant.directory / "cluster.yaml").is_file()
 

@@ -18,7 +18,7 @@ import nodeagent
 from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.fleet.deployment import Found, Wanted, changes, link, machines, make_dirs, prune
 from iotctl.fleet.host import Ran, ThisHost
-from iotctl.fleet.removal import clear, put_aside
+from iotctl.fleet.removal import archive, clear
 from iotctl.fleet.service import SUPERVISED, SYSTEMD, Service, kind_of
 from iotctl.fleet.upload import File
 from iotctl.fleet.wheelhouse import NEEDS, Platform, _canonical, _wheel, software
@@ -90,7 +90,7 @@ def test_systemd_is_used_if_we_may_control_it() -> None:
 @pytest.mark.parametrize(
     ("found", "kind"),
     [
-        ({"unit": b"[Unit]"}, SYSTEMD),  # although we may not tell systemd: it is what starts it again
+        ({"unit": b"[Unit]"}, SYSTEMD),  # although we may not control systemd, systemd restarts the agent
         ({"supervised": True, "systemd": True, "sudo": True}, SUPERVISED),
         ({"systemd": True, "sudo": True}, SYSTEMD),
         ({"systemd": True}, SUPERVISED),
@@ -141,7 +141,7 @@ def test_files_of_a_removed_node_are_archived_completely_even_after_an_interrupt
     """Each time to a new place; a directory without a node is left alone."""
     home = tmp_path / "home"
     home.mkdir()
-    assert put_aside(ThisHost(), str(home)) == "" and list(home.iterdir()) == []
+    assert archive(ThisHost(), str(home)) == "" and list(home.iterdir()) == []
     for number in (1, 2):
         for name in ("node.yaml", "agent.log", "data/groups/g/f.tsfile"):
             path = home / name
@@ -150,7 +150,7 @@ def test_files_of_a_removed_node_are_archived_completely_even_after_an_interrupt
         if number == 2:  # killed after the first rename
             (home / "removing").mkdir()
             (home / "node.yaml").rename(home / "removing" / "node.yaml")
-        assert put_aside(ThisHost(), str(home)) == str(home / f"removed-{number}")
+        assert archive(ThisHost(), str(home)) == str(home / f"removed-{number}")
     for number in (1, 2):
         kept = home / f"removed-{number}"
         found = {str(p.relative_to(kept)): p.read_text() for p in kept.rglob("*") if p.is_file()}
@@ -207,7 +207,7 @@ def test_a_reload_does_not_end_an_agent_that_has_just_started(tmp_path: Path, li
     told = tmp_path / "told"
     late = f"trap 'touch {told}; exit' HUP; while :; do sleep 0.05; done" if listens else "exit"
     words = ["sh", "-c", f"sleep 0.5; {late}", "nodeagent", "run", str(tmp_path)]
-    # A shell cannot trap what it was told to ignore, as by `nohup`.
+    # A shell cannot trap a signal that it inherited as ignored, as under `nohup`.
     agent = subprocess.Popen(words, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
     try:
         service = Service(ThisHost(), SUPERVISED, "node1", "", str(tmp_path), False)

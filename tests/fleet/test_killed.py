@@ -31,7 +31,7 @@ ADD = (
 
 @dataclass
 class Operator:
-    """Every command is run by somebody new."""
+    """Every command runs with a new home."""
 
     plant: Plant
     place: Path

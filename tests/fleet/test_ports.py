@@ -47,7 +47,7 @@ def test_a_recreated_fleet_releases_its_earlier_ports(env: dict[str, str], tmp_p
     """Otherwise creating and destroying fleets would use up all ports."""
     first, second = made(tmp_path / "first"), made(tmp_path / "second")
     for _ in range(5):
-        mine = take_ports(4, first, env, anew=True)
+        mine = take_ports(4, first, env, release_old=True)
     assert not set(take_ports(6, second, env)) & set(mine)
 
 

@@ -57,7 +57,7 @@ def plant(cache: dict[str, str]) -> Iterator[Plant]:
 
 @pytest.fixture(scope="module")
 def ops(cache: dict[str, str]) -> Iterator[Plant]:
-    """One machine, for an ordinary user, whose files are closed to everybody else unless told otherwise."""
+    """One machine for an ordinary user, whose files are closed to others unless an option opens them."""
     if not shutil.which("sudo"):
         pytest.skip("sudo is not installed")
     with _booted(("node1",), LOGIN, "UMask=0077") as made:

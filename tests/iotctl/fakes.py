@@ -92,16 +92,16 @@ class FakeCluster:
     names: list[str] = field(default_factory=lambda: [f"node{i}" for i in range(1, 6)])
     down: set[str] = field(default_factory=set)
     silent_ms: int = 60_000
-    """How long nobody heard those that are down."""
+    """How long no node has heard the nodes that are down."""
 
     audit: list[tuple[int, str, str]] = field(default_factory=list)
     notes: dict[str, list[NodeEvent]] = field(default_factory=dict)
     applied: dict[str, int] = field(default_factory=dict)
     leaderless: set[str] = field(default_factory=set)
-    """Groups that elect nobody."""
+    """Groups that elect no leader."""
 
     drained: set[str] = field(default_factory=set)
-    """They lead nothing where another member is up."""
+    """Nodes that lead no group in which another member is up."""
 
     operations: list[Operation] = field(default_factory=list)
     begun: list[BeginChange] = field(default_factory=list)
@@ -115,27 +115,27 @@ class FakeCluster:
     error: Exception | None = None
     version: int = 7
     owned: dict[int, str] = field(default_factory=dict)
-    """Whose each slot is since a change moved some; before it, every node has the same share."""
+    """Owner of each slot once a change moved some; before, every node has the same share."""
 
     sizes: dict[int, int] = field(default_factory=dict)
     rates: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """By header; `sizes` of slots that do not hold 1 000 bytes."""
+    """`rates` by group owner; `sizes` of slots that do not hold 1 000 bytes."""
 
     kept: MetaState = field(default_factory=MetaState)
     """The lock and the runs."""
 
     answers: pa.Table | None = None
-    """Of a scan: those whose tag has the value that was asked for, where it is a column."""
+    """The rows that a scan returns, filtered by the requested tags that are columns."""
 
     ages_ms: Sequence[int] = ()
-    """Of the answers to a scan that is not strong."""
+    """The ages of the answers to a scan that is not strong."""
 
     scanned: list[dict[str, Any]] = field(default_factory=list)
     dropped: list[tuple[int, DropTable]] = field(default_factory=list)
-    """With how many deletes there were before."""
+    """Each with the number of deletes before it."""
 
     clock_ms: int = NOW_MS
-    """Of every node."""
+    """The clock of every node."""
 
     level: int = 1
     spoken: dict[str, int] = field(default_factory=dict)
@@ -471,7 +471,7 @@ def make_operation(
 
 
 class Tty(io.StringIO):
-    """Typed answers of a person at a terminal."""
+    """Answers that an operator types at a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -619,8 +619,8 @@ def test_a_change_of_nodes_is_planned_from_a_saved_status(spec: Path, change: st
     "content", ["", "{}", '{"unread": ["node1.1"]}', '{"slots": -1}', '{"ranges": []}', '{"ring": []}', None]
 )
 def test_an_invalid_or_incomplete_saved_status_is_an_input_problem(spec: Path, content: str | None) -> None:
-    """Missing, empty, of another kind, with a group nobody told of or without a table: exit 3 and how to
-    make one."""
+    """Missing, empty, of another kind, with an unread group or without a table: exit 3 and the command that
+    makes one."""
     cluster = FakeCluster()
     saved = json.loads(iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster).out)
     if content is not None and len(content) > 2:

@@ -119,7 +119,7 @@ def test_a_damaged_file_is_named(place: Path) -> None:
     assert "cannot be read" in failure(done)["what"] and not cluster.written
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
 def test_a_dry_run_shows_the_table_samples_and_series(place: Path) -> None:

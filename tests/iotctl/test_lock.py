@@ -153,7 +153,7 @@ def test_another_machine_continues_a_run(place: Path) -> None:
     cluster = FakeCluster()
     assert play(place, cluster).code == 5 and cluster.drained == {"node1"}
     assert kept(cluster)[0] is None, "a run that stopped holds nothing"
-    cluster.drained = set()  # what was done is not looked at again
+    cluster.drained = set()  # completed steps are not inspected again
     done = play(place, cluster, "--resume", "--approve", "sure", home="there")
     assert done.code == 0 and cluster.drained == {"node2"}, done.err
     (run,) = kept(cluster)[1]

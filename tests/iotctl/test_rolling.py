@@ -210,7 +210,7 @@ def test_nodes_that_a_killed_restart_left_draining_are_undrained(level: int) -> 
         cluster.call_meta(Drain("node4", draining, by, for_restart=by == roller))
     cluster.call_meta(Drain("node2", True, roller, for_restart=True))
     assert left_draining(cluster) == ["node2"]
-    beside = roll(FakeAgents(cluster), ["node1"], alone=False)  # the other one may be at work
+    beside = roll(FakeAgents(cluster), ["node1"], alone=False)  # another restart may be running
     assert not beside.undrained and cluster.drained == {"node2", "node4"}
     done = roll(FakeAgents(cluster), ["node1", "node4"])
     assert done.undrained == ["node2"] and done.draining == ["node4"]
@@ -231,7 +231,7 @@ def test_a_second_restart_stops_no_node_while_the_first_drains() -> None:
 
     class Shared(FakeCluster):
         def call_meta(self, request: Request) -> Reply:
-            self.drained.add("node2")  # by the other one, after this one has begun
+            self.drained.add("node2")  # by the other restart, after this one has begun
             return super().call_meta(request)
 
     cluster = Shared()

@@ -123,7 +123,7 @@ def said(log: Path, pattern: str) -> str:
 
 @contextmanager
 def on_master(conf: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """The program with the jobs; it and its JVM are gone at the end, whatever happened."""
+    """The program with the jobs; it and its JVM have ended at the end, whatever happened."""
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_CONF_DIR": str(conf)}
     program = [sys.executable, "-m", "tests.pipeline.on_master", *words]
     out, err = subprocess.PIPE, subprocess.STDOUT

@@ -72,7 +72,7 @@ def test_a_signal_ends_spark_silently(tmp_path: Path, number: signal.Signals, co
         (os.killpg if number is signal.SIGINT else os.kill)(process.pid, number)
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (code, "")
-    with pytest.raises(ProcessLookupError):  # what Spark started ends when it sees that the JVM is gone
+    with pytest.raises(ProcessLookupError):  # Spark's workers end when they notice that the JVM has ended
         while time.monotonic() < deadline:
             os.killpg(process.pid, 0)
             time.sleep(0.1)

@@ -171,7 +171,7 @@ def test_replica_that_is_behind_is_unread(built: Built) -> None:
     built.cluster.save("n2", "n1.1", replica)
     report = run(built, "manifest")
     assert [(u.node, u.group) for u in report.unread] == [("n2", "n1.1")]
-    assert "behind" in report.unread[0].reason
+    assert "lags" in report.unread[0].reason
 
 
 @pytest.mark.parametrize("moves", ["index", "files", "at_work"])
@@ -218,7 +218,7 @@ def test_verify_stops_waiting_for_a_replica_that_finishes_no_file(
     monkeypatch.setattr(DirectoryCluster, "manifest", stuck)
     report = run(built, "manifest")
     assert [(u.node, u.group) for u in report.unread] == [("n2", "n1.1")]
-    assert report.unread[0].reason.endswith("7 pending, being made")
+    assert report.unread[0].reason.endswith("7 pending, in progress")
 
 
 @pytest.mark.parametrize("quiet_s", [0.0, 1e9])

@@ -60,7 +60,7 @@ def test_a_plan_that_was_carried_out_is_known_by_its_table(name: str) -> None:
     assert is_carried_out(plan, last.new.stamped(900), [3, *mine])
     assert not is_carried_out(plan, last.new.stamped(900), mine[:-1])
     assert not any(is_carried_out(plan, c.new.stamped(900), mine[: i + 1]) for i, c in enumerate(before))
-    assert not is_carried_out(plan, last.new.stamped(900), [*mine, 800]), "somebody else came after it"
+    assert not is_carried_out(plan, last.new.stamped(900), [*mine, 800]), "another change followed it"
     assert not is_carried_out(plan, last.new.stamped(900), [v + 1 for v in mine]), "or before it"
     assert not is_carried_out(plan, facts_of(5, 120).table.stamped(900), mine)
 

@@ -71,9 +71,9 @@ def optimum(table: PartitionTable, r: int, *, leaver: str = "") -> int:
 def test_no_even_table_of_a_small_ring_is_reached_with_fewer_bytes(
     n: int, r: int, slots: int, seed: int
 ) -> None:
-    """At most 1.05 times the best of all places and all choices of who gives how much.
+    """At most 1.05 times the optimum over all places and all choices of how much each node gives.
 
-    Who gives is chosen before the place, so one slot or two are lost; of 40 slots in all that can be 17 %.
+    The giving nodes are chosen before the place, which costs one slot or two; of 40 slots that can be 17 %.
     """
     table = even_table(n, slots, seed)
     facts = ClusterFacts(table, r, dict.fromkeys(range(slots), BYTES))
@@ -87,9 +87,9 @@ def test_no_even_table_of_a_small_ring_is_reached_with_fewer_bytes(
 @pytest.mark.parametrize("n", [100, 1000])
 @pytest.mark.parametrize("verb", ["add", "remove"])
 def test_a_large_ring_is_planned_near_its_closed_form_in_a_second(n: int, verb: str) -> None:
-    """Data T over n nodes, R copies. A newcomer pulls its own group's T/(n+1) and the R-1 groups it joins;
-    the R-1 nodes behind it pull its group but the R/n they hold. A leaver's T/n goes to groups of R of which
-    R-1 nodes hold it, and the R-1 groups it was in each take one more member."""
+    """Data T on n nodes, R replicas. A new node pulls T/(n+1) for its own group and the R-1 groups it joins;
+    the R-1 nodes behind it pull its group except the R/n that they hold. The T/n of a removed node goes to
+    groups of R nodes, of which R-1 hold it, and each of the R-1 groups it was in gains one member."""
     r, slots = 3, 100_000
     table = even_table(n, slots, n)
     facts = ClusterFacts(table, r, dict.fromkeys(range(slots), BYTES))
