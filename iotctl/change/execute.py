@@ -319,20 +319,25 @@ def update_spec(path: Path, change: Callable[[str], str]) -> str:
 
 
 def check_silent(
-    statuses: Mapping[str, NodeStatus | NodeAgentError], name: str, incarnation: str = ""
+    statuses: Mapping[str, NodeStatus | NodeAgentError],
+    name: str,
+    incarnation: str = "",
+    *,
+    otherwise: str = "omit --dead",
 ) -> None:
     """Check that a node is dead: it does not answer and no agent heard from it recently.
 
     Args:
         incarnation: the member's. An agent that answers with another incarnation is not the member: its
             disk was wiped.
+        otherwise: what the operator can do if the node is not dead.
 
     Raises:
         RefusedProblem: the node answers, or an agent heard from it; says which agent and when.
     """
     answer = statuses.get(name)
     if isinstance(answer, NodeStatus) and incarnation in ("", answer.incarnation):
-        raise RefusedProblem(f"{name} is not dead: it answers; nothing was changed", next="omit --dead")
+        raise RefusedProblem(f"{name} is not dead: it answers; nothing was changed", next=otherwise)
     heard = {
         s.node: s.heard_ms[name]
         for s in statuses.values()
@@ -342,7 +347,7 @@ def check_silent(
     if last is not None and heard[last] < SILENT_MS:
         raise RefusedProblem(
             f"{name} is not dead: {last} heard from it {heard[last]} ms ago; nothing was changed",
-            next=f"retry once it has been silent for {SILENT_MS // 1000} s, or omit --dead",
+            next=f"retry once it has been silent for {SILENT_MS // 1000} s, or {otherwise}",
         )
 
 

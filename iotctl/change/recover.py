@@ -112,7 +112,7 @@ def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: 
         if name not in known:
             raise RefusedProblem(f"{name} is not in the cluster", next="iotctl cluster nodes")
         if known[name].state != DEAD:
-            check_silent(facts.heard, name, known[name].incarnation)
+            check_silent(facts.heard, name, known[name].incarnation, otherwise=f"omit {name}")
     status = build_status(facts, source, now_ms=now_ms)
     if META in status.lost_groups:
         down = [v for v in status.meta.voters if v not in facts.statuses]

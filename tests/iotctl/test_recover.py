@@ -151,8 +151,11 @@ def _wide_meta(cluster: Losing) -> Losing:
 
 
 def test_live_recently_heard_and_unknown_nodes_are_refused(spec: Path) -> None:
+    """The next step fits the command, which has no --dead."""
     refused(spec, Losing(), "node2", "node3", "node4", text="it answers")
+    refused(spec, Losing(), "node2", "node3", "node4", text="next: omit node4")
     refused(spec, Losing(silent_ms=4_000), "node2", "node3", text="ms ago")
+    refused(spec, Losing(silent_ms=4_000), "node2", "node3", text="or omit node2")
     refused(spec, Losing(), "node2", "node9", text="node9 is not in the cluster")
 
 
