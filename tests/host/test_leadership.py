@@ -41,7 +41,7 @@ class World:
             group=group, leads=True, raft=raft, state=state, lacks_files_of=lambda n: n in self.sources
         )
         self.desk = SimpleNamespace(now=0, space=SimpleNamespace(is_low=low), note=lambda *_, **__: None)
-        meta = SimpleNamespace(open_operation=lambda: None, image=SimpleNamespace(nodes={}))
+        meta = SimpleNamespace(operations=SimpleNamespace(open=lambda: None), image=SimpleNamespace(nodes={}))
         replicas: Any = Replicas(cast(Any, SimpleNamespace(meta=meta, meta_replica=None)))
         replicas.data[group] = replica
         self.heard = {"b": 0, "c": 0}
