@@ -56,7 +56,7 @@ class ReplicaBuilder:
         raft.passive = META in replicas.damaged  # it could serve nothing that it leads
         raft.room = context.desk.space.room
         replicas.data[group] = replica
-        replica.start_jobs()
+        replica.state_jobs.start()
         return replica
 
     def raft(self, group: GroupId, log: RaftLog, hard: HardState, applied: int) -> Raft:

@@ -156,7 +156,7 @@ class Compactor:
         now = self._desk.now
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
-        stuck = min(len(replica.stuck), COMPACTIONS_MAX)  # they keep no other from being merged
+        stuck = min(len(replica.failures.stuck), COMPACTIONS_MAX)  # they keep no other from being merged
         runs = self._choose(
             replica, look, COMPACTIONS_MAX - (len(replica.state.compactions.under_way) - stuck)
         )
@@ -241,7 +241,7 @@ class Compactor:
                     self._propose(replica, self._good(replica, runs, found))
 
         request = CheckFiles(group, from_slots(f.slot for f in files), tuple(f.name for f in files))
-        replica.read_files(HashFiles(group, tuple(files)), files, lambda r: answered(me, r))
+        replica.files.read(HashFiles(group, tuple(files)), files, lambda r: answered(me, r))
         for node in up:
             desk.call(node, request, lambda r, n=node: answered(n, r))  # type: ignore[misc]
 
@@ -308,7 +308,7 @@ class Compactor:
             else:
                 self._trials[name] = not isinstance(result, Failed)
 
-        replica.read_files(compaction.trial_of(replica.group, file, schema, deletes), [file], done)
+        replica.files.read(compaction.trial_of(replica.group, file, schema, deletes), [file], done)
 
     def _log(self, replica: DataReplica, batch: list[bytes]) -> None:
         first = replica.propose(batch) if batch else None

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from nodeagent.data.state import DataState
-from nodeagent.host.data_replica import Copied, DataReplica
+from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk
-from nodeagent.host.failing import PASSED, Answers
+from nodeagent.host.failing import PASSED, Answers, Copied
 from nodeagent.host.repair_areas import RepairAreas
 from nodeagent.host.suspects import have_checked
 from nodeagent.model.errors import InvariantBroken, NotFound

@@ -5,6 +5,7 @@ log; the files of a merge stay apart. Nothing is lost, only late, so the way is:
 after `COPY_TRIES` another member's file before each try; after `PARK_TRIES` the leader parks it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodeagent.data.commands import Park
@@ -83,6 +84,10 @@ class Answers:
 
     has_passed: bool = False
     """One had it once, or had no row left for it (`DataState.has_passed`)."""
+
+
+Copied = Callable[[FileMeta | None, Answers], None]
+"""Gets the file that came from another member and is in place, None if none came."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import msgspec
 
 from nodeagent.data.checkpoint import decode_checkpoint
 from nodeagent.data.state import INITIAL_INDEX
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Base, Entry, HardState, LogOp, Rebase
 from nodeagent.model.errors import NodeAgentError

@@ -145,7 +145,7 @@ class Host:
         """The shell dropped these snapshots: nobody read from them for long."""
         self.desk.now = now
         for replica in self.replicas:
-            replica.snapshots_expired(names)
+            replica.snapshots.on_expired(names)
 
     def on_disk(self, free: int, total: int, now: int) -> None:
         """What the disk with log and data has, in bytes; told every fraction of a second."""
@@ -201,13 +201,13 @@ class Host:
         for replica in self.replicas:
             # A meta checkpoint says that what it takes away is gone.
             if not self.lifecycle.is_removing or replica is not self.cluster.meta_replica:
-                replica.maybe_checkpoint()
+                replica.checkpoints.maybe_save()
         for replica in self.replicas:
-            replica.drop_taken()
-            replica.keep_log()
+            replica.snapshots.drop_taken()
+            replica.checkpoints.keep_log()
         data = self.replicas.data
         for held in data.values():
-            held.maybe_close()
+            held.closer.maybe_close()
             held.freshness.refresh(self.context.config.staleness_max_ms // 2)
         self.peers.watch_clocks()
         self.leadership.keep()
@@ -216,7 +216,7 @@ class Host:
         if self.desk.now >= self._expire_at:
             self._expire_at = self.desk.now + EXPIRE_MS
             for held in data.values():
-                held.expire_sessions()
+                held.sessions.expire()
 
     def hand_over(self, now: int) -> bool:
         """The node is about to stop: others take over what it leads. Call again until it is False."""

@@ -133,10 +133,12 @@ class Leadership:
             waiting = {
                 n
                 for n, p in progress.items()
-                if p.state is ProgressState.SNAPSHOT and replica.lacks_files_of(n)
+                if p.state is ProgressState.SNAPSHOT and replica.for_peers.lacks_files_of(n)
             }
             others = (v for v in replica.raft.log.config.voters if v not in waiting)
-            target = next((v for v in others if replica.lacks_files_of(v) and self._fits(replica, v)), None)
+            target = next(
+                (v for v in others if replica.for_peers.lacks_files_of(v) and self._fits(replica, v)), None
+            )
             if waiting and target is not None and replica.raft.can_change():
                 self._desk.note("handing_over", group=replica.group, to=target)
                 self.transfer(replica, target)

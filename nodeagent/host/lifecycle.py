@@ -8,9 +8,11 @@ from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import DataState, initial
 from nodeagent.host.builder import ReplicaBuilder
 from nodeagent.host.context import Context
+from nodeagent.host.installs import INSTALL_KEEP_MS
 from nodeagent.host.own_standing import OwnStanding
-from nodeagent.host.replica import INSTALL_KEEP_MS, Replica, Saved
+from nodeagent.host.replica import Replica
 from nodeagent.host.replicas import Replicas
+from nodeagent.host.saved import Saved
 from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Base, Config, Forget, HardState
 from nodeagent.model.ids import META, GroupId, header_of
@@ -80,7 +82,7 @@ class Lifecycle:
                 return
             hard = self.left.pop(group, HardState())
             replica = self._builder.data(group, RaftLog(base, []), hard, state, base.index)
-            replica.number = replica.number_needed = base.checkpoint
+            replica.checkpoints.continue_from(base.checkpoint)
             self._found(replica)
             if self._node == header_of(group):
                 replica.raft.hurry(self._desk.now)
@@ -92,9 +94,9 @@ class Lifecycle:
         """Write the first records of a replica just made into the log."""
 
         def founded() -> None:
-            replica.founding = False
+            replica.condition.founding = False
 
-        replica.founding = True
+        replica.condition.founding = True
         self._outbox.persist(replica.group, replica.first_records(), founded)
 
     # --- the meta state says -----------------------------------------------------------------------
@@ -201,7 +203,7 @@ class Lifecycle:
         """A snapshot half fetched by an earlier life goes, unless its leader offered it again."""
 
         def is_unused() -> bool:
-            return not any(r.is_installing(area) for r in self._replicas)
+            return not any(r.installs.is_in(area) for r in self._replicas)
 
         self._desk.later(INSTALL_KEEP_MS, lambda: self._desk.remove(DropStaging(area), still=is_unused))
 

@@ -1,10 +1,12 @@
-"""The meta group's replica: everybody follows, few vote."""
+"""The replica of the meta group, which every node follows and few nodes vote in."""
 
 from collections.abc import Callable
 
 from nodeagent.host.desk import Desk
+from nodeagent.host.group_context import GroupContext
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
+from nodeagent.host.state_machine import StateMachine
 from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Entry
 from nodeagent.model.errors import EntryFailed
@@ -13,22 +15,10 @@ from nodeagent.model.requests import Reply
 from nodeagent.raft.core import Raft
 
 
-class MetaReplica(Replica):
-    """`changed` is called after entries were applied or an image was installed."""
-
-    def __init__(
-        self,
-        raft: Raft,
-        desk: Desk,
-        outbox: Outbox,
-        state: MetaState,
-        changed: Callable[[], None],
-        new_id: Callable[[], str],
-    ) -> None:
-        super().__init__(META, raft, desk, outbox)
+class MetaMachine(StateMachine):
+    def __init__(self, state: MetaState, changed: Callable[[], None]) -> None:
         self.state = state
         self._changed = changed
-        self._new_id = new_id
 
     @property
     def seen(self) -> int:
@@ -40,9 +30,8 @@ class MetaReplica(Replica):
 
     def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
         replies: list[tuple[int, Reply]] = []
-        self.pressing = True
         for index, entry in enumerate(entries, first):
-            # One by one: a group that a cancel takes away and a retry brings back must go in between.
+            # One by one: a group that a cancel removes and a retry creates must be removed in between.
             try:
                 replies += self.state.apply(index, [entry])
             except EntryFailed as error:
@@ -60,8 +49,28 @@ class MetaReplica(Replica):
         self.state = MetaState.decode(payload, self.state.levels)
         self._changed()
 
-    def new_snapshot_id(self) -> str:
-        return self._new_id()
-
     def on_role(self) -> None:
         self._changed()
+
+
+class MetaReplica(Replica):
+    """
+    Args:
+        changed: called after entries were applied, a snapshot was installed, or leadership changed.
+    """
+
+    def __init__(
+        self,
+        raft: Raft,
+        desk: Desk,
+        outbox: Outbox,
+        state: MetaState,
+        changed: Callable[[], None],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._machine = MetaMachine(state, changed)
+        super().__init__(GroupContext(META, raft, desk, outbox), self._machine, new_id)
+
+    @property
+    def state(self) -> MetaState:
+        return self._machine.state

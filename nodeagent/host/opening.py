@@ -11,8 +11,8 @@ from nodeagent.host.context import Life
 from nodeagent.host.found import Found, Lost, fault_of, foreign, is_blank, is_traceless
 from nodeagent.host.host import Host
 from nodeagent.host.outbox import Outbox
-from nodeagent.host.replica import Saved
 from nodeagent.host.replicas import Replicas
+from nodeagent.host.saved import Saved
 from nodeagent.host.starts import Start, Starts
 from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import HardState, Rebase
@@ -99,7 +99,7 @@ def _reopen_meta(host: Host, found: Found, payload: bytes | None) -> None:
     host.cluster.known_to = log.last_index
     replica = host.builder.meta(log, found.hard, state)
     if saved is not None:
-        replica.number = replica.number_needed = saved.base.checkpoint
+        replica.checkpoints.continue_from(saved.base.checkpoint)
 
 
 def _reopen_data(host: Host, group: GroupId, found: Found, payload: bytes | None) -> None:
@@ -122,7 +122,7 @@ def _reopen_data(host: Host, group: GroupId, found: Found, payload: bytes | None
         except EntryFailed as error:
             failed = error
     replica = host.builder.data(group, log, found.hard, state, max(state.rows.delivered, log.base.index))
-    replica.number = replica.number_needed = saved.base.checkpoint
+    replica.checkpoints.continue_from(saved.base.checkpoint)
     if failed is not None:
         replica.stop(failed.index, failed.why)
 

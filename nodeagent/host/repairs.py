@@ -91,10 +91,10 @@ class Repairs:
             "file_repaired", group=replica.group, file=wanted.name, quarantined=result.quarantined
         )
         known = replica.state.files.manifest.get(wanted.name)
-        replica.broken.pop(wanted.name, None)
-        owed = replica.owed(wanted) if known is None else None
+        replica.damaged_files.forget(wanted.name)
+        owed = replica.state_jobs.owed(wanted) if known is None else None
         if known is None and owed is None:  # compacted meanwhile
-            replica.drop_unnamed(wanted)
+            replica.removals.drop_unnamed(wanted)
         if known == wanted or (known is None and owed is None):
             return self._done(repair, result)
         _name(replica, wanted, owed)
@@ -123,7 +123,7 @@ def _name(replica: DataReplica, wanted: FileMeta, owed: CompactFiles | None) -> 
     """Have the replica name the file that is in place now, as what a compaction owes or in its row."""
     try:
         if owed is not None:
-            replica.take_output(owed, wanted)
+            replica.state_jobs.take_output(owed, wanted)
         else:
             replica.state.files.manifest.replace([wanted.name], [wanted])
     except Exception as error:
@@ -137,7 +137,7 @@ def _why_not(replica: DataReplica, wanted: FileMeta) -> str:
     if not replica.is_whole:
         return f"the replica of {replica.group} is not complete yet: it is installing or recovering"
     known = replica.state.files.manifest.get(wanted.name)
-    if known is None and replica.owed(wanted) is not None:
+    if known is None and replica.state_jobs.owed(wanted) is not None:
         return ""
     if known is None:
         return f"{wanted.name} is not in this replica's manifest"

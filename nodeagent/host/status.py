@@ -93,7 +93,7 @@ class Status:
         return GroupStatus(group, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why, hint=hint)
 
     def _of_group(self, replica: Replica) -> GroupStatus:
-        status, pin = replica.raft.status(), replica.log_pin
+        status, pin = replica.raft.status(), replica.log_start.pin
         base = GroupStatus(
             group=replica.group,
             role=status.role.value,
@@ -105,11 +105,11 @@ class Status:
             applied=replica.seen,
             last=status.last,
             lag={n: max(0, status.last - p.match) for n, p in status.progress.items()},
-            error=replica.stopped or replica.error,
+            error=replica.stopped or replica.condition.error,
             last_term=replica.raft.log.last_term,
             state="stopped" if replica.stopped else "running",
             hint=f"iotctl cluster upgrade {self._context.node}" if replica.stopped else "",
-            log_bytes=replica.log_bytes(),
+            log_bytes=replica.context.log_bytes(),
             log_held_by=str(pin) if pin is not None else "",
             log_pin=pin,
         )
@@ -132,7 +132,7 @@ class Status:
         )
 
     def _hint(self, replica: DataReplica) -> str:
-        if replica.is_lost:
+        if replica.failures.is_lost:
             node = self._context.node
             return f"iotctl verify --repair; if that fails: iotctl cluster replace-node {node} NEW"
         return "iotctl verify --repair" if replica.leads and replica.damaged else ""

@@ -30,4 +30,4 @@ def have_checked(
         if node:
             desk.call(node, CheckFiles(group, (), some), lambda _: None)
         elif group in replicas:
-            replicas[group].check_files(some)
+            replicas[group].files.check(some)

@@ -8,7 +8,7 @@ import msgspec
 
 from nodeagent.data.checkpoint import decode_checkpoint
 from nodeagent.host.found import fault_of
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.log import GroupLog
 from nodeagent.log.identity import LOG_DIR, known_identity
 from nodeagent.log.replay import Replay

@@ -15,8 +15,11 @@ import msgspec
 from nodeagent.host.budget import Budget
 from nodeagent.host.desk import Desk, Effects
 from nodeagent.host.found import fault_of, is_traceless
+from nodeagent.host.group_context import GroupContext
 from nodeagent.host.outbox import Outbox
-from nodeagent.host.replica import Replica, Saved
+from nodeagent.host.replica import Replica
+from nodeagent.host.saved import Saved
+from nodeagent.host.state_machine import StateMachine
 from nodeagent.log import GroupLog, Recovered
 from nodeagent.model.config import RaftSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, Forget, HardState, Rebase
@@ -57,13 +60,10 @@ _encode_count = msgspec.msgpack.Encoder().encode
 decode_count = msgspec.msgpack.Decoder(Count).decode
 
 
-class TallyReplica(Replica):
-    def __init__(
-        self, group: GroupId, raft: Raft, desk: Desk, outbox: Outbox, state: Tally, new_id: Callable[[], str]
-    ) -> None:
-        super().__init__(group, raft, desk, outbox)
+class TallyMachine(StateMachine):
+    def __init__(self, group: GroupId, state: Tally) -> None:
+        self._group = group
         self.state = state
-        self.new_snapshot_id = new_id  # type: ignore[method-assign]
 
     @property
     def seen(self) -> int:
@@ -75,8 +75,7 @@ class TallyReplica(Replica):
 
     def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
         state = self.state
-        assert first == state.applied + 1, f"S4: {self.group} applies {first} after {state.applied}"
-        self.pressing = True
+        assert first == state.applied + 1, f"S4: {self._group} applies {first} after {state.applied}"
         replies: list[tuple[int, Reply]] = []
         for index, entry in enumerate(entries, first):
             state.digest = zlib.crc32(entry.data, state.digest ^ entry.kind ^ entry.term)
@@ -99,6 +98,18 @@ class TallyReplica(Replica):
         assert self.state.applied == base, (
             f"S16: the state at {self.state.applied} was sent as the state at {base}"
         )
+
+
+class TallyReplica(Replica):
+    def __init__(
+        self, group: GroupId, raft: Raft, desk: Desk, outbox: Outbox, state: Tally, new_id: Callable[[], str]
+    ) -> None:
+        self._machine = TallyMachine(group, state)
+        super().__init__(GroupContext(group, raft, desk, outbox), self._machine, new_id)
+
+    @property
+    def state(self) -> Tally:
+        return self._machine.state
 
 
 class Groups:
@@ -137,7 +148,7 @@ class Groups:
             self.outbox.persist(group, [Rebase(group, saved.base, kept)])
         state = msgspec.msgpack.decode(saved.state, type=Tally)
         replica = self._add(group, log, found.hard, state)
-        replica.number = replica.number_needed = saved.base.checkpoint
+        replica.checkpoints.continue_from(saved.base.checkpoint)
 
     def _add(self, group: GroupId, log: RaftLog, hard: HardState, state: Tally) -> TallyReplica:
         node = self.desk.owner.node
@@ -161,11 +172,11 @@ class Groups:
             if isinstance(result, Failed):
                 return
             replica = self._add(group, RaftLog(base, []), self.left.pop(group, HardState()), Tally())
-            replica.number = replica.number_needed = base.checkpoint
-            replica.founding = True
+            replica.checkpoints.continue_from(base.checkpoint)
+            replica.condition.founding = True
 
             def durable() -> None:
-                replica.founding = False
+                replica.condition.founding = False
                 founded()
 
             self.outbox.persist(group, replica.first_records(), durable)
@@ -211,7 +222,7 @@ class Groups:
     def on_snapshots_expired(self, names: Collection[str], now: int) -> None:
         self.desk.now = now
         for replica in self.data.values():
-            replica.snapshots_expired(names)
+            replica.snapshots.on_expired(names)
 
     def on_disk(self, free: int, total: int, now: int) -> None:
         self.desk.now = now
@@ -227,9 +238,9 @@ class Groups:
         if now >= self._house_at:
             self._house_at = now + max(HOUSE_MS, self._settings.heartbeat_ms // 2)
             for replica in self.data.values():
-                replica.maybe_checkpoint()
-                replica.drop_taken()
-                replica.keep_log()
+                replica.checkpoints.maybe_save()
+                replica.snapshots.drop_taken()
+                replica.checkpoints.keep_log()
 
     def deadline(self) -> int:
         due = [self._house_at, *(r.raft.deadline() for r in self.data.values())]

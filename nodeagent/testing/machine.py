@@ -8,7 +8,8 @@ only (`groups`).
 import math
 from collections.abc import Callable, Iterable
 
-from nodeagent.host.replica import INSTALL_KEEP_MS, Replica
+from nodeagent.host.installs import INSTALL_KEEP_MS
+from nodeagent.host.replica import Replica
 from nodeagent.log import NoSpace
 from nodeagent.model.entries import LogOp
 from nodeagent.model.errors import Overloaded, Unavailable

@@ -11,7 +11,8 @@ from nodeagent.host.context import Life
 from nodeagent.host.found import fault_of, is_traceless, lost_meta, unsaid
 from nodeagent.host.host import Host
 from nodeagent.host.opening import Held, open_host
-from nodeagent.host.replica import Replica, Saved
+from nodeagent.host.replica import Replica
+from nodeagent.host.saved import Saved
 from nodeagent.log import Damage, NoSpace, Recovered
 from nodeagent.log.identity import mark_damaged
 from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Seed

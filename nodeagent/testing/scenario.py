@@ -160,7 +160,7 @@ class Scenario(OperatedCluster):
             and not r.state.closes.pending
             and not r.state.adoptions.waiting
             and not r.state.compactions.under_way
-            and not r.leaving
+            and not r.removals.is_pending
             and not (r.leads and r.state.files.changed)
             and not any(f.partition.storage_group == EXPIRING for f in r.state.files.manifest.files())
             and not r.state.slots.sealed

@@ -202,7 +202,11 @@ class Swarm:
             replica = node.host.data.get(group)
             if node.node in config.members or replica is None or replica.installing or replica.rebasing:
                 continue
-            if replica.founding or (group, node.node) not in self.left or "member" not in self.plan.kinds:
+            if (
+                replica.condition.founding
+                or (group, node.node) not in self.left
+                or "member" not in self.plan.kinds
+            ):
                 continue
             node.remove(group)
             self.odd["replica removed"] += 1

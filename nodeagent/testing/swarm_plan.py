@@ -48,9 +48,9 @@ class Plan:
             "nodeagent.raft.progress.INFLIGHT_APPENDS_MAX": rng.choice([1, 2, 4, 64]),
             "nodeagent.raft.leader.UNCOMMITTED_BYTES_MAX": rng.choice([400, 1 << 26]),
             "nodeagent.raft.reads.READS_PENDING_MAX": rng.choice([1, 3, 4096]),
-            "nodeagent.host.replica.CHECKPOINT_MIN_MS": rng.choice([20, 100, 500]),
-            "nodeagent.host.replica.LOG_KEEP_MS_MAX": rng.choice([300, 2_000, 600_000]),
-            "nodeagent.host.replica.KEEP_LOG_MS": rng.choice([50, 1_000]),
+            "nodeagent.host.checkpoints.CHECKPOINT_MIN_MS": rng.choice([20, 100, 500]),
+            "nodeagent.host.log_start.LOG_KEEP_MS_MAX": rng.choice([300, 2_000, 600_000]),
+            "nodeagent.host.log_start.KEEP_LOG_MS": rng.choice([50, 1_000]),
         }
         kinds = draw_kinds(rng, KINDS)
         return cls(
@@ -74,7 +74,7 @@ class Plan:
         that no other node has, and a snapshot replaces it."""
         self.kinds |= {"deposed": 6, "straggle": 2}
         self.limits |= {
-            "nodeagent.host.replica.CHECKPOINT_MIN_MS": 20,
-            "nodeagent.host.replica.LOG_KEEP_MS_MAX": 50,
-            "nodeagent.host.replica.KEEP_LOG_MS": 20,
+            "nodeagent.host.checkpoints.CHECKPOINT_MIN_MS": 20,
+            "nodeagent.host.log_start.LOG_KEEP_MS_MAX": 50,
+            "nodeagent.host.log_start.KEEP_LOG_MS": 20,
         }

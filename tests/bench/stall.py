@@ -15,7 +15,7 @@ import msgspec
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.data.checkpoint import decode_checkpoint, encode_checkpoint
 from nodeagent.data.state import DataState
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, GroupId, NodeId, PartitionKey

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from nodeagent.data.checkpoint import decode_checkpoint, encode_checkpoint
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.model.files import CloseSpec, ScanSpec
 from nodeagent.model.jobs import CloseUnit, MemBatch
 from nodeagent.runtime.disk import RealDisk

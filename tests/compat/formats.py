@@ -16,7 +16,7 @@ from nodeagent.data import commands as data
 from nodeagent.data import sessions
 from nodeagent.data.checkpoint import Checkpoint
 from nodeagent.data.packing import Packed
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.log.identity import LogFile, NodeFile
 from nodeagent.log.index import Start
 from nodeagent.log.record import Row

@@ -6,7 +6,7 @@ from nodeagent.data import commands
 from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import initial
 from nodeagent.host.host import Host
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.files import FileMeta
@@ -77,11 +77,11 @@ def test_entries_that_left_the_log_are_freed_some_at_a_time() -> None:
     host = leading()
     turns(host, commands.encode(commands.Opaque(b"x")), 3 * FREED_MIN)
     replica = host.replicas.data[GROUPS[0]]
-    replica._purge(replica.raft.commit)
-    left = [len(replica._purged)]
+    replica.log_start.purge(replica.raft.commit)
+    left = [len(replica.log_start._purged)]
     while left[-1]:
         host.tick(host.desk.now, 0)
-        left.append(len(replica._purged))
+        left.append(len(replica.log_start._purged))
     assert left[0] >= 3 * FREED_MIN and left[0] - left[1] == FREED_MIN
     assert replica.raft.log.first_index > left[0]
 

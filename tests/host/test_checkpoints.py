@@ -5,7 +5,9 @@ import pytest
 
 from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.host.found import fault_of, unsaid
-from nodeagent.host.replica import SNAPSHOT_KEEPS, Saved, _Offered
+from nodeagent.host.log_start import SNAPSHOT_KEEPS
+from nodeagent.host.saved import Saved
+from nodeagent.host.snapshot_offers import Offered
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState, Rebase
 from nodeagent.model.files import FileMeta
@@ -42,9 +44,9 @@ def files(number: int) -> list[FileMeta]:
 @pytest.mark.parametrize(("held", "early"), [(2, 1), (45_000, 0)])
 def test_a_large_state_is_saved_less_often(held: int, early: int) -> None:
     node = Node(files(held))
-    node.replica.changed()
+    node.replica.context.unsaved.add()
     node.save()
-    node.replica.changed()
+    node.replica.context.unsaved.add()
     node.pass_ms(600)
     assert len(node.under_way(SaveCheckpoint)) == early
     node.pass_ms(8_000)
@@ -64,14 +66,14 @@ def test_rows_alone_are_saved_less_often_than_what_a_restart_must_know() -> None
     assert len(node.under_way(SaveCheckpoint)) == 1
     node.save()
     write_row(node, session, 3)
-    node.replica.close([P])
+    node.replica.closer.close([P])
     node.pass_ms(1_000)
     assert len(node.under_way(SaveCheckpoint)) == 1
 
 
 def saved_now(node: Node, result: JobResult) -> FileChanges:
     """What the next checkpoint says of the files; it ends with `result`."""
-    node.replica.changed()
+    node.replica.context.unsaved.add()
     while not node.under_way(SaveCheckpoint):
         node.pass_ms(500)
     job = node.finish(SaveCheckpoint, result)
@@ -112,7 +114,7 @@ ME = Owner("a", "i", 0)
 
 def payload_saved(node: Node) -> bytes:
     """The next checkpoint, as a restart finds it; it is durable, and what follows from that is begun."""
-    node.replica.changed()
+    node.replica.context.unsaved.add()
     while not node.under_way(SaveCheckpoint):
         node.pass_ms(500)
     files = node.replica.state.files.manifest.files()
@@ -219,15 +221,15 @@ def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("tests.host.test_compactor.ALONE", Config(("a",), ("b",)))
     node = Node()
     replica, keep = node.replica, node.host.desk.space.log_keep
-    replica._snapshots["b"] = _Offered("5a", 1)
+    replica.snapshots._offered["b"] = Offered("5a", 1)
     base, last = replica.raft.log.base.index, replica.raft.log.last_index
     assert base < last
 
     def pins(kept: int, match: int) -> list[str]:
-        monkeypatch.setattr(replica, "log_bytes", lambda: kept)
+        monkeypatch.setattr(replica.context, "log_bytes", lambda: kept)
         assert replica.raft._lead is not None
         replica.raft._lead.peers.progress["b"].match = match
-        return [str(pin) for pin, _ in replica.pins()]
+        return [str(pin) for pin, _ in replica.log_start.pins()]
 
     assert pins(keep - 1, base) == ["a snapshot for b", "follower b"]
     assert pins(keep - 1, base - 1) == ["a snapshot for b"]

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from nodeagent.data import commands as c
-from nodeagent.host.data_replica import SEALED_CLOSE_MS
 from nodeagent.host.failing import CLOSE, PARK_TRIES
+from nodeagent.host.state_jobs import SEALED_CLOSE_MS
 from nodeagent.model import limits
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import PartitionKey
@@ -47,12 +47,12 @@ def test_files_of_sealed_slots_are_made_when_the_slots_had_time_to_open_elsewher
 
 def test_other_files_are_made_at_once_and_again_after_a_failure() -> None:
     node = node_with_a_row()
-    node.replica.close([P])
+    node.replica.closer.close([P])
     node.take()
-    closes = node.replica.closes
+    closes = node.replica.state_jobs.is_closing
     assert closes
     node.finish(CloseFiles, Failed("unavailable", "the disk is full"))
-    assert not node.under_way(CloseFiles) and not node.replica.closes
+    assert not node.under_way(CloseFiles) and not node.replica.state_jobs.is_closing
     node.pass_ms(1_000)
     assert len(node.under_way(CloseFiles)) == 1
 
@@ -67,7 +67,7 @@ def node_closing_five() -> Node:
     session = opened_session(node)
     for number, partition in enumerate(PARTITIONS, 1):
         write_row(node, session, number, partition)
-    node.replica.close(PARTITIONS)
+    node.replica.closer.close(PARTITIONS)
     node.take()
     return node
 
@@ -125,12 +125,12 @@ def test_sessions_end_in_entries_of_a_bounded_size(monkeypatch: pytest.MonkeyPat
     node = Node()
     sessions = [opened_session(node) for _ in range(8)]
     node.take()
-    node.replica.expire_sessions()
+    node.replica.sessions.expire()
     node.pass_ms(node.replica.config.session_ttl_ms + 1)
-    node.replica.used(sessions[4])
+    node.replica.sessions.on_used(sessions[4])
     log = node.replica.raft.log
     before = log.last_index
-    node.replica.expire_sessions()
+    node.replica.sessions.expire()
     node.take()
     entries = [c.decode(e.data) for e in log.slice(before + 1, log.last_index, 1 << 40)]
     assert [len(e.sessions) for e in entries if isinstance(e, c.ExpireSessions)] == [3, 3, 1]

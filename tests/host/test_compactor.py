@@ -8,9 +8,9 @@ import pytest
 from nodeagent.data import commands
 from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import initial
-from nodeagent.host.data_replica import Copied, DataReplica
-from nodeagent.host.failing import PARK_TRIES, UNMET_TRIES, Answers
-from nodeagent.host.replica import Saved
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.failing import PARK_TRIES, UNMET_TRIES, Answers, Copied
+from nodeagent.host.saved import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState, LogOp
 from nodeagent.model.files import PARKED, TSFILE, CloseSpec, FileMeta, FileRef, ScanSpec
@@ -153,11 +153,13 @@ def test_inputs_go_after_the_checkpoint_and_the_last_reader() -> None:
     assert not node.under_way(DeleteFiles)
     node.save()
     assert not node.under_way(DeleteFiles), "a scan still reads them"
-    assert node.replica.leaving
+    assert node.replica.removals.is_pending
     node.finish(Scan, Scanned(b"", 0))
     assert isinstance(node.replies[-1], RowsScanned)
     (deleted,) = node.under_way(DeleteFiles)
-    assert isinstance(deleted, DeleteFiles) and deleted.files == FILES and not node.replica.leaving
+    assert (
+        isinstance(deleted, DeleteFiles) and deleted.files == FILES and not node.replica.removals.is_pending
+    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -176,16 +178,16 @@ def test_inputs_stay_while_a_state_is_installed_that_may_name_them(fails: bool) 
     node.save()
     if fails:
         node.finish(DeleteFiles, Failed("error", "not now"))
-    node.replica._installing = "5a"
+    node.replica.condition.installing = "5a"
     if not fails:
         node.finish(Scan, Scanned(b"", 0))
     node.pass_ms(5_000)
-    assert not node.under_way(DeleteFiles) and node.replica.leaving is not fails
-    node.replica._on_pulled("b", "5a", Failed("unavailable", "no contact"))
+    assert not node.under_way(DeleteFiles) and node.replica.removals.is_pending is not fails
+    node.replica.installs._on_pulled("b", "5a", Failed("unavailable", "no contact"))
     node.take()
     node.pass_ms(5_000)
     (deleted,) = node.under_way(DeleteFiles)
-    assert isinstance(deleted, DeleteFiles) and not node.replica.leaving
+    assert isinstance(deleted, DeleteFiles) and not node.replica.removals.is_pending
 
 
 def test_inputs_stay_while_no_checkpoint_is_without_them() -> None:
@@ -260,7 +262,7 @@ def test_a_replica_says_whether_it_is_at_work_on_its_files() -> None:
 
     assert node.under_way(HashFiles) and not at_work()
     node.finish(HashFiles, GOOD)
-    assert at_work() and not node.replica.closes
+    assert at_work() and not node.replica.state_jobs.is_closing
     job = node.finish(CompactFiles, Failed("unavailable", "the worker died"))
     assert not at_work()
     node.pass_ms(11_000)
@@ -404,7 +406,7 @@ def test_native_code_on_a_full_disk_parks_no_merge() -> None:
     assert isinstance(job, CompactFiles)
     node.host.on_disk(1, 1 << 40, node.now)
     node.finish(CompactFiles, Failed("file_corrupt", "wrote 2 rows, the file has 1"))
-    assert node.replica.stuck[job.unit.spec.name].tries == 0
+    assert node.replica.failures.stuck[job.unit.spec.name].tries == 0
 
 
 def test_merges_that_fail_keep_no_other_from_being_merged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +504,7 @@ def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member()
     deleted = node.finish(DeleteFiles, Done())
     assert isinstance(deleted, DeleteFiles) and deleted.files == files
     node.pass_ms(20_000)
-    assert not node.replica.stuck and not node.replica.damaged_files()
+    assert not node.replica.failures.stuck and not node.replica.damaged_files.named()
 
 
 def test_a_damaged_input_that_nobody_can_give_is_told_with_the_node_to_replace(
@@ -513,7 +515,7 @@ def test_a_damaged_input_that_nobody_can_give_is_told_with_the_node_to_replace(
     node.save()
     node.finish(HashFiles, GOOD)
     is_nowhere = True
-    monkeypatch.setattr(node.replica, "_copy", lambda replica, specs, then: then(None, Answers(is_nowhere)))
+    monkeypatch.setattr(node.replica.state_jobs, "_copy", lambda specs, then: then(None, Answers(is_nowhere)))
 
     def fail(times: int) -> None:
         for _ in range(times):
@@ -547,7 +549,7 @@ def test_a_copy_that_comes_when_its_slot_is_released_is_unlinked(
     later = commands.Compact(3, P, "t", ((job.unit.spec.name, "0" * 32),))
     node.replica.propose([commands.encode(later)])
     wanted: list[tuple[Sequence[CloseSpec], Copied]] = []
-    monkeypatch.setattr(node.replica, "_copy", lambda replica, specs, then: wanted.append((specs, then)))
+    monkeypatch.setattr(node.replica.state_jobs, "_copy", lambda specs, then: wanted.append((specs, then)))
     node.finish(CompactFiles, Failed("file_corrupt", "a flipped byte", files[0].name, "d" * 32))
     node.pass_ms(15_000)
     (spec, _), then = wanted[0]
@@ -596,7 +598,9 @@ def test_a_stopped_replica_unlinks_no_copy() -> None:
         node = Node()
         if stopped:
             node.replica.stop(9, "an unknown entry")
-        node.replica.drop_unnamed(msgspec.structs.replace(FILES[0], name="00003-000000000009-0000.tsfile"))
+        node.replica.removals.drop_unnamed(
+            msgspec.structs.replace(FILES[0], name="00003-000000000009-0000.tsfile")
+        )
         node.take()
         assert bool(node.under_way(DeleteFiles)) == (not stopped)
 
@@ -610,7 +614,7 @@ def test_what_a_read_found_damaged_is_told_until_it_is_mended() -> None:
     node.host.on_request(1, ScanRows(GROUP, "sg", ScanSpec(SCHEMA), "weak"), node.now, node.now)
     node.take()
     node.finish(Scan, Failed("file_corrupt", "a flipped byte", FILES[1].name, "d" * 32))
-    (found,) = node.replica.damaged_files()
+    (found,) = node.replica.damaged_files.named()
     assert (found.file, found.expected, found.found, found.output) == (
         FILES[1].name,
         FILES[1].xxh3,
@@ -618,7 +622,7 @@ def test_what_a_read_found_damaged_is_told_until_it_is_mended() -> None:
         "",
     )
     node.finish(HashFiles, GOOD)
-    assert not node.replica.damaged_files()
+    assert not node.replica.damaged_files.named()
 
 
 def test_what_a_pull_suspects_a_replica_of_is_its_own_finding_when_it_finds_it_too() -> None:
@@ -638,10 +642,10 @@ def test_what_a_pull_suspects_a_replica_of_is_its_own_finding_when_it_finds_it_t
     assert isinstance(listed, ManifestReply)
     bad = FILES[1]
     assert listed.damaged == (DamagedFile(bad.name, bad.slot, bad.xxh3, "d" * 32),)
-    node.replica.check_files([bad.name, "of-another-group"])
+    node.replica.files.check([bad.name, "of-another-group"])
     node.take()
     node.finish(HashFiles, FilesHashed(((bad.name, bad.xxh3),)))
-    assert not node.replica.damaged_files()
+    assert not node.replica.damaged_files.named()
 
 
 def test_a_hash_takes_nothing_from_what_a_compaction_said_of_a_file() -> None:
@@ -652,10 +656,10 @@ def test_a_hash_takes_nothing_from_what_a_compaction_said_of_a_file() -> None:
     (job,) = node.under_way(CompactFiles)
     assert isinstance(job, CompactFiles)
     node.finish(CompactFiles, Failed("file_corrupt", "a flipped byte", FILES[0].name, "d" * 32))
-    (before,) = node.replica.damaged_files()
-    node.replica.check_files([FILES[0].name])
+    (before,) = node.replica.damaged_files.named()
+    node.replica.files.check([FILES[0].name])
     node.take()
     node.finish(HashFiles, FilesHashed(((FILES[0].name, "missing"),)))
-    assert before.output and node.replica.damaged_files() == (
+    assert before.output and node.replica.damaged_files.named() == (
         msgspec.structs.replace(before, found="missing"),
     )

@@ -118,7 +118,7 @@ def test_what_comes_while_another_state_is_installed_is_not_put_in_place() -> No
     node = Lacking()
     node.fetch()
     node.answer(node.calls(), OPENED)
-    node.host.replicas.data[GROUP]._installing = "5a"
+    node.host.replicas.data[GROUP].condition.installing = "5a"
     node.finish(StageFiles, FilesStaged(("g",), (), 10))
     assert [type(job) for _, job in node.jobs] == [DropStaging] and node.got == [None]
 
@@ -137,7 +137,7 @@ def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
     node.asked.clear()
     node.finish(StageFiles, msgspec.structs.replace(spoiled, suspects=(("b", "g"),)))
     for failed in (Failed("not_found", "f: not what it was", "f"), Failed("unavailable", "no contact")):
-        node.host.replicas.data[GROUP]._on_pulled("c", "5a", failed)
+        node.host.replicas.data[GROUP].installs._on_pulled("c", "5a", failed)
     node.take()
     told = [(to, request.names) for _, to, request in node.asked if isinstance(request, CheckFiles)]
     assert told == [("b", ("g",)), ("c", ("f",))]

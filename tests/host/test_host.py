@@ -20,8 +20,9 @@ from nodeagent.host.group_steps import GroupSteps
 from nodeagent.host.handlers.leading import evidence_at
 from nodeagent.host.handlers.probes import Probes
 from nodeagent.host.host import DRIVE_MS, Host
-from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
+from nodeagent.host.installs import INSTALL_KEEP_MS
 from nodeagent.host.reports import REFUSED_AGAIN_MS, REPORT_AGAIN_MS
+from nodeagent.host.saved import Saved
 from nodeagent.host.session_parts import SEAL_WAIT_MS
 from nodeagent.log import Damage, GroupLog
 from nodeagent.meta import commands as meta
@@ -320,7 +321,7 @@ def test_nothing_is_saved_or_installed_before_the_log_knows_of_a_replica() -> No
     effects = host.take()
     host.on_job(effects.jobs[0][0], Done(), 1)
     replica = host.replicas.data["a.1"]
-    replica.changed()
+    replica.context.unsaved.add()
     persist = host.take().persist
     assert persist is not None
     host.tick(20_000, 0)
@@ -336,7 +337,7 @@ def test_nothing_is_saved_before_the_log_knows_of_a_replica_and_then_it_is() -> 
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({}, member)
     host.on_job(host.take().jobs[0][0], Done(), 1)
-    host.replicas.data["a.1"].changed()
+    host.replicas.data["a.1"].context.unsaved.add()
     persist = host.take().persist
     assert persist is not None
     host.on_persisted(persist[0], 20_001)
@@ -354,8 +355,8 @@ def test_what_was_applied_before_an_entry_that_stops_the_group_is_answered(
     def fails(*_: object) -> None:
         raise EntryFailed(6, "unknown", [(5, Accepted(5))])
 
-    monkeypatch.setattr(replica, "apply_entries", fails)
-    replica._tokens = {5: (1, [7]), 6: (1, [8])}
+    monkeypatch.setattr(replica.machine, "apply_entries", fails)
+    replica.proposals._tokens = {5: (1, [7]), 6: (1, [8])}
     replica._apply(5, [Entry(1, EntryKind.COMMAND, b"")] * 2)
     replies = run_out(host)
     assert replies[7] == Accepted(5)
@@ -427,7 +428,7 @@ def test_no_meta_checkpoint_says_that_a_group_is_gone_before_its_files_are() -> 
     """A restart from it would take what is left of the directory for data that the log has lost."""
     host, number = leaves_group(None)
     assert host.cluster.meta_replica is not None
-    host.cluster.meta_replica.changed()
+    host.cluster.meta_replica.context.unsaved.add()
     for now in range(200, 60_000, 200):
         host.tick(now, 0)
         assert not [j for j in jobs_of(host) if isinstance(j, SaveCheckpoint)]
@@ -467,8 +468,8 @@ def test_who_proposed_is_answered_for_its_own_entry_alone() -> None:
     """Another leader's entry in the same place acknowledges nothing, and who loses the lead does not know."""
     host = leads_alone()
     replica = host.replicas.data["a.1"]
-    replica._tokens = {5: (1, [7]), 6: (1, [8])}
-    replica._answer(5, [Entry(2, EntryKind.COMMAND, b"")], [(5, Accepted(5))])
+    replica.proposals._tokens = {5: (1, [7]), 6: (1, [8])}
+    replica.proposals.answer(5, [Entry(2, EntryKind.COMMAND, b"")], [(5, Accepted(5))])
     reply = run_out(host)[7]
     assert isinstance(reply, ErrorReply) and reply.code == "not_leader"
     replica.raft.abstain(3_000)
@@ -485,7 +486,7 @@ def test_a_checkpoint_before_a_leader_is_heard_purges_nothing() -> None:
     log = GroupLog(Base(1, 0, MEMBERS), HardState(1), [opaque] * 3)
     host = opened(CONFIG, {"a.1": (log, payload)})
     replica = host.replicas.data["a.1"]
-    replica.changed()
+    replica.context.unsaved.add()
     host.tick(1_000, 0)
     saves = [n for n, j in host.take().jobs if isinstance(j, SaveCheckpoint)]
     assert saves
@@ -501,7 +502,7 @@ def test_a_snapshot_half_fetched_by_an_earlier_life_goes_unless_it_is_fetched_ag
     host = opened(CONFIG, groups, staged=areas)
     host.tick(INSTALL_KEEP_MS - 1, 0)
     assert not [j for _, j in host.take().jobs if isinstance(j, DropStaging)]
-    host.replicas.data["a.1"]._installing = "s2"
+    host.replicas.data["a.1"].condition.installing = "s2"
     host.tick(INSTALL_KEEP_MS + 1, 0)
     assert [j for _, j in host.take().jobs if isinstance(j, DropStaging)] == [DropStaging(install_area("s1"))]
 
@@ -514,7 +515,7 @@ def test_a_snapshot_that_is_offered_again_keeps_its_area() -> None:
     ((number, _),) = [(n, j) for n, j in host.take().jobs if isinstance(j, DropStaging)]
     host.on_job(number, Failed("unavailable", "io"), INSTALL_KEEP_MS)
     assert host.desk.unremoved
-    host.replicas.data["a.1"]._installing = "s1"
+    host.replicas.data["a.1"].condition.installing = "s1"
     host.tick(INSTALL_KEEP_MS + 5_000, 0)
     assert not [j for _, j in host.take().jobs if isinstance(j, DropStaging)] and not host.desk.unremoved
 

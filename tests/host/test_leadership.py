@@ -38,7 +38,11 @@ class World:
         self.sealed: dict[str, Any] = {}
         state = SimpleNamespace(slots=SimpleNamespace(sealed=self.sealed))
         self.replica = replica = SimpleNamespace(
-            group=group, leads=True, raft=raft, state=state, lacks_files_of=lambda n: n in self.sources
+            group=group,
+            leads=True,
+            raft=raft,
+            state=state,
+            for_peers=SimpleNamespace(lacks_files_of=lambda n: n in self.sources),
         )
         self.desk = SimpleNamespace(now=0, space=SimpleNamespace(is_low=low), note=lambda *_, **__: None)
         meta = SimpleNamespace(operations=SimpleNamespace(open=lambda: None), image=SimpleNamespace(nodes={}))
@@ -144,4 +148,4 @@ def test_files_are_lacking_of_the_sources_of_what_is_sealed_without_them() -> No
             Operation(f"op-{number}", "rebalance", "", "me", 0, 1, 2, moves, [], Options(), Stage.MOVING)
         )
         replica.state.slots.sealed[f"op-{number}"] = Sealed({number}, 9, b"", hollow)
-    assert [n for n in "bcd" if replica.lacks_files_of(n)] == ["b"]
+    assert [n for n in "bcd" if replica.for_peers.lacks_files_of(n)] == ["b"]

@@ -253,7 +253,7 @@ def test_who_holds_a_copy_that_a_pull_found_damaged_is_told_to_look_at_it() -> N
     """A source by a request; this node, where it was its own copy. The pull goes on as it would."""
     looked: list[tuple[str, ...]] = []
     state = SimpleNamespace(sealed_ready=lambda operation: False)
-    own = SimpleNamespace(state=state, check_files=looked.append)
+    own = SimpleNamespace(state=state, files=SimpleNamespace(check=looked.append))
     mover, desk = moving("a", **{"a.1": own})
     op = operation()
     drive(mover, op)

@@ -7,7 +7,7 @@ from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import initial
 from nodeagent.host import repairs
 from nodeagent.host.desk import To
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.log import Damage
 from nodeagent.model.entries import Base, Config
 from nodeagent.model.errors import InvariantBroken
@@ -120,8 +120,8 @@ def test_a_checkpoint_already_on_its_way_does_not_count() -> None:
     """It was made of the state before the repair."""
     node = Node()
     replica = node.host.replicas.data[GROUP]
-    replica.unsaved = 1
-    replica.maybe_checkpoint(force=True)
+    replica.context.unsaved.changes = 1
+    replica.checkpoints.maybe_save(force=True)
     node.take()
     node.ask()
     node.finish(StageFiles, STAGED)
@@ -159,7 +159,7 @@ def test_refused_while_the_replica_installs() -> None:
     """Its files are about to be others; also when the install began while the file was pulled."""
     node = Node()
     node.ask()
-    node.host.replicas.data[GROUP]._installing = "5b"
+    node.host.replicas.data[GROUP].condition.installing = "5b"
     node.finish(StageFiles, STAGED)
     assert node.refused()[0] == "refused" and not [j for _, j in node.jobs if isinstance(j, ReplaceFile)]
     node.replies.clear()
@@ -241,7 +241,7 @@ def test_an_exception_in_a_part_of_a_repair_ends_that_repair(
         if part == "replaced":
             patched.setattr(repairs, "_name", broken)
         if part == "saved":
-            patched.setattr(node.host.replicas.data[GROUP], "maybe_checkpoint", broken)
+            patched.setattr(node.host.replicas.data[GROUP].checkpoints, "maybe_save", broken)
         if part != "staged":
             node.finish(ReplaceFile, FileReplaced(""))
     code, what = node.refused()

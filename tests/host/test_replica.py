@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from nodeagent.host.checkpoints import CHECKPOINT_MIN_MS
 from nodeagent.host.desk import Effects
-from nodeagent.host.replica import CHECKPOINT_MIN_MS, Saved
+from nodeagent.host.saved import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.config import RaftSettings
 from nodeagent.model.entries import Append, Base, Config, Entry, EntryKind, HardState, Rebase, SetHard

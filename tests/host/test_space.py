@@ -5,9 +5,9 @@ import random
 import msgspec
 import pytest
 
-from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.host import Host
 from nodeagent.host.space import Space
+from nodeagent.host.state_jobs import StateJobs
 from nodeagent.model import limits
 from nodeagent.model.entries import Base, Config, Entry, EntryKind
 from nodeagent.model.ids import PartitionKey
@@ -97,7 +97,7 @@ def test_a_leader_says_whether_it_makes_files_of_the_rows_that_wait(
     late enough that tries without a pause leave the closes their time."""
     host = leads_alone()
     monkeypatch.setattr(limits, "MEMTABLES_MAX", -1)
-    monkeypatch.setattr(DataReplica, "closes", at_work)
+    monkeypatch.setattr(StateJobs, "is_closing", at_work)
     reply = refused_write(host, 3_000 + limits.PRESSED_REFUSAL_MS)
     assert "wait for their files" in reply.what and reply.details["at_work"] is at_work
 

@@ -5,7 +5,7 @@ import pytest
 
 from nodeagent.host.handlers.changes import LISTENED_TIMEOUTS, SILENT_TIMEOUTS, Changes
 from nodeagent.host.host import QUIET_MS
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.host.starts import Start, Starts
 from nodeagent.log import GroupLog
 from nodeagent.meta.image import Image
@@ -55,7 +55,7 @@ def test_a_node_of_an_older_copy_is_not_heard() -> None:
     saved = MetaState(Image(cluster_id="c", applied=5, nodes=nodes))
     host = settled_host({})
     assert host.cluster.meta_replica is not None
-    host.cluster.meta_replica.state = saved
+    host.cluster.meta_replica._machine.state = saved
     assert host.standing("b", "inc-b", 1) is Standing.MEMBER
     host.peers.starts.older["inc-b"] = "why"
     assert (

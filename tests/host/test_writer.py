@@ -42,7 +42,7 @@ def commands(node: Node) -> list[c.Command]:
 def test_entries_name_the_library_once_all_nodes_heed_it(level: int, named: str) -> None:
     """A node of the release before would make other bytes without a word."""
     node = at_level(node_with_a_row(), level)
-    node.replica.close([P])
+    node.replica.closer.close([P])
     node.take()
     (close,) = [x for x in commands(node) if isinstance(x, c.CloseFile)]
     assert close.writer == named
@@ -90,7 +90,7 @@ def test_what_another_library_makes_is_taken_from_others_and_is_no_trouble() -> 
     while not node.under_way(CloseFiles):
         node.pass_ms(1_000)
         waited += 1_000
-        assert waited < 120_000, node.replica.failing
+        assert waited < 120_000, node.replica.failures.failing
     (job,) = node.under_way(CloseFiles)
     assert isinstance(job, CloseFiles)
     (unit,) = job.units
@@ -120,7 +120,7 @@ def node_with_a_foreign_close(
 ) -> tuple[Node, str]:
     """And the name of the file that is to be made; nobody has it, as `answers` say."""
     node = at_level(node_with_a_row(), Feature.FILE_WRITER)
-    monkeypatch.setattr(node.replica, "_copy", lambda replica, specs, then: then(None, answers))
+    monkeypatch.setattr(node.replica.state_jobs, "_copy", lambda specs, then: then(None, answers))
     node.replica.propose([c.encode(c.CloseFile(((3, P),), writer=writer))])
     node.take()
     (pending,) = node.replica.state.closes.pending
@@ -132,7 +132,7 @@ def made_after_ms(node: Node, limit_ms: int) -> int:
         if node.under_way(CloseFiles):
             return waited
         node.pass_ms(100)
-    raise AssertionError(node.replica.failing)
+    raise AssertionError(node.replica.failures.failing)
 
 
 def merge(node: Node, name: str) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from nodeagent.cli import app, main
 from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import DataState
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.log import Log, LogSettings
 from nodeagent.meta.image import Image
 from nodeagent.meta.state import MetaState

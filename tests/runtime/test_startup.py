@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 
 from nodeagent.host.found import is_blank
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.log import Damage, GroupLog, NoSpace
 from nodeagent.log.identity import mark_damaged
 from nodeagent.model.entries import HardState, LogOp, Rebase

@@ -2,13 +2,13 @@
 
 import pytest
 
-from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.data_machine import DataMachine
 from nodeagent.testing.alone import run
 
 
 def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is dropped although some of its rows exist only in memory."""
-    monkeypatch.setattr(DataReplica, "log_needed_after", lambda replica: replica.state.applied)
+    monkeypatch.setattr(DataMachine, "log_needed_after", lambda machine: machine._held.state.applied)
     with pytest.raises(AssertionError, match=r"replay: python -m nodeagent.testing.alone \d+"):
         for seed in range(1, 9):
             run(seed)

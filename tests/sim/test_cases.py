@@ -376,7 +376,7 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
     forged = victim.disk.read(path)
     false = msgspec.structs.replace(mine, xxh3=victim.storage.files.hash(group, mine), rows=mine.rows + 1)
     replica.state.files.manifest.replace([mine.name], [false])
-    replica.unsaved += 1
+    replica.context.unsaved.changes += 1
     sim.pause(2_000)
     victim.disk.cut_power_at = victim.disk.operations + cut if cut else None
     repaired: list[Reply] = []
@@ -530,11 +530,11 @@ def test_a_copy_damaged_after_the_check_delays_only_its_own_files() -> None:
     scenario.until(begun, "a follower compacts")
     victim, group, file, output = found[0]
     victim.disk.flip(layout.file_path(group, file.slot, file.name), file.size // 2)
-    scenario.until(lambda: output in victim.host.replicas.data[group].stuck, "it fails")
+    scenario.until(lambda: output in victim.host.replicas.data[group].failures.stuck, "it fails")
     before = len(victim.host.replicas.data[group].state.files.manifest)
     victim.stop(power=True)
     victim.start()
-    scenario.until(lambda: output in victim.host.replicas.data[group].stuck, "it fails again")
+    scenario.until(lambda: output in victim.host.replicas.data[group].failures.stuck, "it fails again")
     assert before
     scenario.sim.pause(8_000)
     state = victim.host.replicas.data[group].state
@@ -542,7 +542,7 @@ def test_a_copy_damaged_after_the_check_delays_only_its_own_files() -> None:
     assert {
         c.key for c in state.compactions.under_way if c.job is not None and c.job.unit.spec.name in output
     }
-    scenario.until(lambda: not victim.host.replicas.data[group].stuck, "it is done")
+    scenario.until(lambda: not victim.host.replicas.data[group].failures.stuck, "it is done")
     finish_all(scenario)
 
 

@@ -35,17 +35,17 @@ def test_a_dead_follower_pins_the_log_of_an_idle_group_for_a_while_only(
     scenario.until(lambda: all(w.idle for w in scenario.writers), "every write is acknowledged")
 
     def held() -> list[DataReplica]:
-        return [r for r in leaders(scenario) if r.log_pin == LogPin("follower", "node4")]
+        return [r for r in leaders(scenario) if r.log_start.pin == LogPin("follower", "node4")]
 
     scenario.sim.pause(6_000)  # closes are entries too
     scenario.until(lambda: bool(held()), "a checkpoint waits for the follower alone", KEEP_MS)
     pinned = held()
-    assert all(r.raft.log.base.index < r.log_needed_after() for r in pinned)
+    assert all(r.raft.log.base.index < r.machine.log_needed_after() for r in pinned)
     told = [g.log_held_by for n in scenario.sim.nodes.values() if n.alive for g in status_of(n)]
     assert "follower node4" in told
     last = {r.group: r.raft.log.last_index for r in pinned}
     scenario.until(
-        lambda: all(r.raft.log.base.index >= r.log_needed_after() for r in leaders(scenario)),
+        lambda: all(r.raft.log.base.index >= r.machine.log_needed_after() for r in leaders(scenario)),
         "every log is purged to its checkpoint",
         KEEP_MS + 5_000,
     )

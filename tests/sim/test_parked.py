@@ -113,7 +113,7 @@ def test_a_file_that_one_member_cannot_write_comes_from_another(library: Library
     check_converged(scenario.sim)
     assert not any(parked(scenario).values())
     assert any(f.clean for r in victim.host.replicas.data.values() for f in r.state.files.manifest.files())
-    assert all(not r.failing and not r.stuck for r in victim.host.replicas.data.values())
+    assert all(not r.failures.failing and not r.failures.stuck for r in victim.host.replicas.data.values())
     assert "another member" in troubles(victim)
     scenario.read_everything()
 
@@ -141,7 +141,7 @@ def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
         for f in r.state.files.manifest.files()
     ]
     assert any(f.parked and f.clean for f in files)
-    assert all(not r.stuck for n in alive(scenario) for r in n.host.replicas.data.values())
+    assert all(not r.failures.stuck for n in alive(scenario) for r in n.host.replicas.data.values())
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from nodeagent.data import commands
-from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.data_machine import DataMachine
 from nodeagent.host.replica import Replica
 from nodeagent.meta import commands as meta_commands
 from nodeagent.model.entries import Entry
@@ -24,18 +24,18 @@ class Releases:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.newer: set[str] = set()
         applying = ""
-        plain, apply = commands.decode, DataReplica.apply_entries
+        plain, apply = commands.decode, DataMachine.apply_entries
 
         def decode(data: bytes) -> commands.Command:
             return commands.Opaque(data) if data == UNKNOWN and applying in self.newer else plain(data)
 
-        def apply_entries(replica: DataReplica, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
+        def apply_entries(machine: DataMachine, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
             nonlocal applying
-            applying = replica.config.node
-            return apply(replica, first, entries)
+            applying = machine._context.desk.owner.node
+            return apply(machine, first, entries)
 
         monkeypatch.setattr(commands, "decode", decode)
-        monkeypatch.setattr(DataReplica, "apply_entries", apply_entries)
+        monkeypatch.setattr(DataMachine, "apply_entries", apply_entries)
 
     def upgrade(self, node: SimNode) -> None:
         self.newer.add(node.node)

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.data.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from nodeagent.data.state import initial
-from nodeagent.host.replica import Saved
+from nodeagent.host.saved import Saved
 from nodeagent.model.entries import Base, Config
 from nodeagent.model.errors import Damaged, NotFound
 from nodeagent.model.files import FileMeta

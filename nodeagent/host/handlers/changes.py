@@ -3,7 +3,7 @@
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.context import Context
 from nodeagent.host.peers import Peers
-from nodeagent.host.replica import as_reply
+from nodeagent.host.proposals import as_reply
 from nodeagent.meta import commands as meta
 from nodeagent.meta.nodes import DEAD
 from nodeagent.model.errors import NodeAgentError

@@ -56,10 +56,10 @@ class DataRequests:
         cluster, new_id = self._cluster, self._context.new_id
         match request:
             case q.Write():
-                replica.used(request.session)
+                replica.sessions.on_used(request.session)
                 writes.on_write(cluster, replica, token, request)
             case q.DeleteRows():
-                replica.used(request.session)
+                replica.sessions.on_used(request.session)
                 writes.on_delete(cluster, replica, token, request)
             case q.Propose():
                 payloads = request.payloads or (b"",)

@@ -52,9 +52,9 @@ def on_manifest(desk: Desk, replica: DataReplica, token: int, request: requests.
             state.materialised,
             pending,
             files,
-            damaged=replica.damaged_files(),
+            damaged=replica.damaged_files.named(),
             next=following,
-            at_work=replica.at_work,
+            at_work=replica.state_jobs.is_making,
         ),
     )
 
@@ -79,7 +79,7 @@ def on_close_all(desk: Desk, replica: DataReplica, token: int, request: requests
     wanted = set(to_slots(request.slots)) if request.slots else replica.state.slots.open
     keys = sorted(k for k, slot in replica.state.rows.slot_of.items() if slot in wanted)
     replica.compared_at = desk.now  # who pins a cut compares what was closed up to it
-    return replica.close(keys, token)
+    return replica.closer.close(keys, token)
 
 
 def on_check(desk: Desk, replica: DataReplica, token: int, request: requests.CheckFiles) -> None:
@@ -95,7 +95,7 @@ def on_check(desk: Desk, replica: DataReplica, token: int, request: requests.Che
         else:
             desk.reply(token, job_error(result))
 
-    replica.read_files(HashFiles(replica.group, files), files, desk.guarded(token, "a check", done))
+    replica.files.read(HashFiles(replica.group, files), files, desk.guarded(token, "a check", done))
 
 
 def on_export(
@@ -150,4 +150,4 @@ def _offer(
             desk.reply(token, SourceOpened(node, snapshot, slots))
 
     job = MakeSnapshot(snapshot, replica.group, files)
-    replica.read_files(job, files, desk.guarded(token, "an offer", done))
+    replica.files.read(job, files, desk.guarded(token, "an offer", done))

@@ -154,7 +154,7 @@ def _scan(
         page,
         _is_heavy(plan.files, s),
     )
-    return replica.read_files(job, plan.files, cluster.desk.guarded(token, "a scan", done))
+    return replica.files.read(job, plan.files, cluster.desk.guarded(token, "a scan", done))
 
 
 def _plan(

@@ -41,7 +41,9 @@ def on_write(cluster: Cluster, replica: DataReplica, token: int, w: requests.Wri
     held = replica.state.rows.memtable.nbytes
     if held > limits.MEMTABLES_MAX * replica.config.memtable_bytes_max:
         what = f"{held} bytes of rows wait for their files"
-        refusal = ErrorReply("overloaded", what, "write more slowly", {"at_work": replica.closes})
+        refusal = ErrorReply(
+            "overloaded", what, "write more slowly", {"at_work": replica.state_jobs.is_closing}
+        )
         return desk.later(limits.PRESSED_REFUSAL_MS, lambda: desk.reply(token, refusal))
     schema = _schema(cluster, w)
     if isinstance(schema, ErrorReply):

@@ -192,7 +192,7 @@ class RaftWorld(RaftGroupState):
         self._turn(member)
 
     def _install(self, node: NodeId) -> None:
-        """Install a snapshot as `Replica._on_pulled` does."""
+        """Install a snapshot as `Installs._install` does."""
         member = self._touch(node)
         assert member.offer is not None
         if member.leads:

@@ -1,0 +1,16 @@
+"""The state of a data group, which the parts of its replica share."""
+
+from nodeagent.data.state import DataState
+from nodeagent.host.group_context import Condition
+
+
+class HeldState:
+    """`state` is replaced when a snapshot is installed: read it from here each time."""
+
+    def __init__(self, state: DataState, condition: Condition) -> None:
+        self.state = state
+        self._condition = condition
+
+    def is_obsolete(self, asking: DataState) -> bool:
+        """Whether the state that asked for work needs it no more; a state that replaced it asks anyway."""
+        return self._condition.removed or bool(self._condition.stopped) or asking is not self.state

@@ -1,0 +1,97 @@
+"""Snapshots of one group that this node makes for its peers."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from nodeagent.host.group_context import GroupContext
+from nodeagent.host.saved import Saved
+from nodeagent.host.state_machine import StateMachine
+from nodeagent.model.ids import NodeId, Owner
+from nodeagent.model.jobs import DropSnapshot, Failed, JobResult, MakeSnapshot
+from nodeagent.raft.progress import ProgressState
+
+NOT_READY_MS = 200
+"""Before a snapshot that cannot be made yet is reported as failed, so that Raft asks for it once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A snapshot that a peer may be pulling; the log after `base` stays until it is dropped."""
+
+    name: str
+    base: int
+
+
+class SnapshotOffers:
+    """
+    Args:
+        new_id: draws the name of a snapshot.
+    """
+
+    def __init__(self, context: GroupContext, machine: StateMachine, new_id: Callable[[], str]) -> None:
+        self._context = context
+        self._machine = machine
+        self._new_id = new_id
+        self._offered: dict[NodeId, Offered] = {}
+        self._making: set[NodeId] = set()
+
+    def bases(self) -> Iterator[tuple[NodeId, int]]:
+        """The peers, and the index after which each needs the log."""
+        return ((peer, offered.base) for peer, offered in self._offered.items())
+
+    def make(self, peer: NodeId) -> None:
+        """Make a snapshot for `peer` and offer it, unless one is being made."""
+        context, machine = self._context, self._machine
+        if peer in self._making:
+            return
+        if machine.seen < machine.state_index or not machine.snapshot_ready(peer):
+            context.desk.later(NOT_READY_MS, lambda: context.raft.snapshot_failed(peer, context.desk.now))
+            return
+        self._making.add(peer)
+        base = context.base_at(machine.log_needed_after())
+        name = self._new_id()
+        state = machine.encode_state(peer)
+        saved = Saved(base, state, sent=True, group=context.group, owner=Owner(peer))
+        payload = msgspec.msgpack.encode(saved)
+        self._drop(peer)
+        self._offered[peer] = Offered(name, base.index)
+        job = MakeSnapshot(name, context.group, machine.snapshot_files(peer), payload, machine.has_files)
+        context.jobs.run(job, lambda r: self._on_made(peer, name, r))
+
+    def _on_made(self, peer: NodeId, name: str, result: JobResult) -> None:
+        raft, desk = self._context.raft, self._context.desk
+        self._making.discard(peer)
+        if isinstance(result, Failed):
+            self._offered.pop(peer, None)
+            raft.snapshot_failed(peer, desk.now)
+            return
+        offered = self._offered.get(peer)
+        if offered is None or offered.name != name:
+            # Dropped while it was made: the log after its base may be purged, so the peer could not continue.
+            desk.remove(DropSnapshot(name))
+            raft.snapshot_failed(peer, desk.now)
+            return
+        raft.offer_snapshot(peer, name)
+
+    def on_expired(self, names: Collection[str]) -> None:
+        """These snapshots were removed because nobody read from them; a peer that needs one gets another."""
+        for peer, offered in list(self._offered.items()):
+            if offered.name in names:
+                del self._offered[peer]
+                self._context.raft.snapshot_failed(peer, self._context.desk.now)
+
+    def drop_taken(self) -> None:
+        """Drop the snapshots of peers that have caught up or left the group."""
+        if self._offered and self._context.leads:
+            progress = self._context.raft.status().progress
+            for peer in list(self._offered):
+                followed = progress.get(peer)
+                if followed is None or followed.state is ProgressState.REPLICATE:
+                    self._drop(peer)
+
+    def _drop(self, peer: NodeId) -> None:
+        offered = self._offered.pop(peer, None)
+        if offered is not None:
+            self._context.desk.remove(DropSnapshot(offered.name))
