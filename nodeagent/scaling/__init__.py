@@ -1,11 +1,10 @@
-"""Drives a change of the cluster: which commands are due now.
+"""The next actions of a change of the cluster.
 
-There is no central conductor. Every node replicates the operation's record in the meta group; the
-leader of each affected group looks at it and at its own state and proposes what is due, and reports
-what its log committed as evidence. So a stage's commands are sent only by nodes that applied the
-entry that entered the stage, and the death of any node, of any leader or of the operator changes
-nothing but the time it takes.
+There is no central coordinator. Every node replicates the operation's record in the meta group. The leader of
+each affected group compares it with its own state, proposes the next commands, and sends a progress report of
+what its log committed. So a stage's commands are sent only by nodes that applied the entry that entered the
+stage, and the death of a node, of a leader or of the operator only delays the operation.
 
-`groups` is that look for one data group, `membership` the next single step of a configuration,
-`moving` cuts the copies into units. All pure: the host carries the actions out.
+`groups` computes the next actions of one data group and `membership` the next single step of a configuration;
+`moving` divides the copies into units. All are pure: the host carries the actions out.
 """

@@ -16,7 +16,7 @@ from nodeagent.partition.ranges import union
 from nodeagent.scaling import membership
 
 PARTS_AT_ONCE = 8
-"""Parts of sessions asked for, or logged, in one step."""
+"""Parts of sessions that one step requests or logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,21 @@ class Reconfigure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Hand this evidence to the meta leader; repeated until the record shows it."""
+    """Send this progress report to the meta leader; repeated until the operation's record shows it."""
 
     command: meta.Command
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptNow:
-    """Every required copy is recorded and equal: propose `Adopt` of what was staged."""
+    """Every required copy is recorded and equal: propose `Adopt` for the staged files."""
 
     operation: str
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part `number` of the sessions that `source` seals; `members` have it, or will."""
+    """Part `number` of the sessions that `source` seals; `members` have it, or get it with the seal."""
 
     source: GroupId
     number: int
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """Ask for these parts, which are wanted when all groups have sealed."""
+    """Prefetch these parts, which are needed once all groups have sealed."""
 
     operation: str
     parts: tuple[Part, ...]
@@ -67,12 +67,12 @@ class FetchAhead:
 
 @dataclass(frozen=True, slots=True)
 class TakeParts:
-    """Log these parts, and right behind them `then`."""
+    """Log these parts, followed directly by `then`."""
 
     operation: str
     parts: tuple[Part, ...]
     then: data.Open | None
-    """None: more parts are lacking than one step takes."""
+    """None if more parts are missing than one step takes."""
 
 
 Action = Log | Reconfigure | Report | AdoptNow | FetchAhead | TakeParts
@@ -80,7 +80,7 @@ Action = Log | Reconfigure | Report | AdoptNow | FetchAhead | TakeParts
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One data group as its leader sees it. `config` is committed and none is under way."""
+    """One data group as its leader sees it. `config` is committed, and no change of it is in progress."""
 
     group: GroupId
     me: NodeId
@@ -103,7 +103,7 @@ class Look:
 
 def due(op: Operation, look: Look) -> list[Action]:
     if op_number(look.config.operation) > op_number(op.id):
-        return []  # the group went on with a later operation: our view of the meta state is old
+        return []  # the group is in a later operation: the meta state here is old
     match op.stage:
         case Stage.PLANNED if look.group == op.created_group and not op.group_ready:
             return [Report(meta.GroupReady(look.now, op.id, look.group))]
@@ -124,7 +124,7 @@ def due(op: Operation, look: Look) -> list[Action]:
 
 
 def op_number(operation: str) -> int:
-    """Its place among all operations; 0 for none."""
+    """The operation's number in the order of all operations; 0 for none."""
     return int(operation.removeprefix("op-") or 0)
 
 
@@ -147,12 +147,12 @@ def _seal(op: Operation, look: Look) -> list[Action]:
 
 
 def _learners(op: Operation, look: Look) -> list[Action]:
-    """Catching up may begin as soon as the slots that leave are sealed here."""
+    """Add the joining node as a learner as soon as the slots that leave are sealed here."""
     change = next((g for g in op.changes if g.group == look.group), None)
     if change is None or change.joins is None or change.joins in look.config.members:
         return []
     if look.gone(change.joins) or look.state.slots.ended.get(op.id) == "cancelled":
-        return []  # cancelled: our view of the meta state is old
+        return []  # cancelled: the meta state here is old
     if (look.group, change.joins) not in op.joined:
         return []
     if look.group in op.losing and not look.state.sealed_ready(op.id):
@@ -178,8 +178,8 @@ def _open(op: Operation, look: Look) -> list[Action]:
 
 
 def _fetch_ahead(op: Operation, look: Look) -> list[Action]:
-    """The first part of each table, while the seals are on their way through the logs: nearly always it is
-    the only one, and slots stand closed until it is here."""
+    """Prefetch the first part of each session table while the seals are being committed: nearly always it is
+    the only one, and slots are closed until it is here."""
     if look.group not in op.gaining:
         return []
     holders = _holders(op)
@@ -188,16 +188,16 @@ def _fetch_ahead(op: Operation, look: Look) -> list[Action]:
 
 
 def _holders(op: Operation) -> dict[GroupId, tuple[NodeId, ...]]:
-    """Who may have the sessions that a group seals."""
+    """The nodes that may have the sessions that a group seals, by group."""
     return {m.source: tuple(n for n in m.source_members if n not in op.dead) for m in op.moves}
 
 
 def _formal(op: Operation, look: Look) -> list[Action]:
-    """Lead the group to its members on the new ring.
+    """Change the group's members to those on the new ring, in single steps.
 
-    Who is gone and does not belong there goes first: while it votes, a newcomer would make the majority
-    greater than the living can afford to lose one of. One that is gone never joins; in its stead one that
-    would leave stays, so that no group has fewer live members than it could.
+    Dead voters that do not belong there are dropped first: while they vote, a newcomer would raise the
+    majority so far that the live members could not lose one. A dead node never joins; a member that would
+    leave stays in its place, so that the group has as many live members as possible.
     """
     change = next((g for g in op.changes if g.group == look.group), None)
     if change is None or look.group in op.formed:
@@ -229,7 +229,7 @@ def _formal(op: Operation, look: Look) -> list[Action]:
 
 
 def _leaver(change: GroupChange, look: Look) -> NodeId | None:
-    """The next living voter to go."""
+    """The next live voter to be dropped."""
     lacking = sum(look.gone(n) for n in change.after if n not in look.config.voters)
     extra = sorted((n for n in look.config.voters if n not in change.after), key=_ring_order(change))
     return next(iter(extra[lacking:]), None)
@@ -279,7 +279,8 @@ def _cancel(op: Operation, look: Look) -> list[Action]:
 
 
 def joins_due(op: Operation, node: NodeId, made: set[GroupId], now: int) -> list[Report]:
-    """Groups in `made` (replicas here, made for this operation) that this node has not said it can join."""
+    """Reports for the groups in `made` (replicas created here for this operation) that this node can join and
+    has not reported yet."""
     return [
         Report(meta.JoinReady(now, op.id, change.group, node))
         for change in op.changes
@@ -288,7 +289,7 @@ def joins_due(op: Operation, node: NodeId, made: set[GroupId], now: int) -> list
 
 
 def sources_due(op: Operation, node: NodeId, states: dict[GroupId, DataState], now: int) -> list[Report]:
-    """Groups in which this node can serve as a source from now on and has not said so."""
+    """Reports for the groups in which this node can serve as a source and has not reported that yet."""
     if op.stage not in (Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING):
         return []
     return [

@@ -1,8 +1,8 @@
-"""Points at which a test stops an operation, so that a kill falls where it says it does.
+"""Failpoints at which a test stops an operation, so that a kill hits exactly the intended moment.
 
-`after:STAGE` — the stage was entered and none of its work is begun. `before:STAGE` — all work of the stage
-before is done and the evidence that would leave it is kept back. An agent knows them only when it was
-started for tests.
+`after:STAGE` — the stage was entered and none of its work has begun. `before:STAGE` — all work of the
+previous stage is done and the progress report that would leave it is held back. An agent accepts failpoints
+only if it was started for tests.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ _STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING, 
 POINTS = tuple(
     point for stage in _STAGES for point in (f"after:{stage.value}", f"before:{NEXT[stage][0].value}")
 )
-"""In the order an operation passes them. Before PLANNED and after DONE there is no operation to hold."""
+"""In the order in which an operation passes them. Before PLANNED and after DONE there is nothing to hold."""
 
 _LEAVING: dict[Stage, type | tuple[type, ...]] = {
     Stage.PLANNED: (meta.MetaReady, meta.GroupReady),
@@ -28,12 +28,12 @@ _LEAVING: dict[Stage, type | tuple[type, ...]] = {
 
 
 def is_stopped(op: Operation, points: Collection[str]) -> bool:
-    """Whether nothing of the stage's work is to begin."""
+    """Whether the work of the current stage must not begin."""
     return f"after:{op.stage.value}" in points
 
 
 def is_kept_back(op: Operation, evidence: meta.Command, points: Collection[str]) -> bool:
-    """Whether `evidence` would take the operation past a point."""
+    """Whether this progress report would take the operation past a failpoint."""
     leaving = _LEAVING.get(op.stage)
     return (
         leaving is not None

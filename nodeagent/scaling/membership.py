@@ -1,7 +1,7 @@
-"""The next single step from a committed configuration to a wanted one (thesis 4.1, 4.2).
+"""The next single step from a committed configuration to the target configuration (thesis 4.1, 4.2).
 
-A newcomer is a learner first and becomes a voter only when it caught up; one voter at a time; a
-leader never removes itself, it hands over first.
+A newcomer is a learner first and becomes a voter only when it has caught up. One voter changes at a time. A
+leader never removes itself: it transfers its leadership first.
 """
 
 from collections.abc import Callable, Collection
@@ -47,7 +47,7 @@ def demote(config: Config, node: NodeId, operation: str) -> Change:
 
 
 def hand_over(config: Config, leaver: NodeId, caught_up: Callable[[NodeId], bool]) -> Step:
-    """The leader leaves: pick the first other voter that has everything."""
+    """The leader leaves: transfer to the first other voter that has caught up."""
     target = next((n for n in config.voters if n != leaver and caught_up(n)), None)
     return Transfer(target) if target else None
 
@@ -65,7 +65,7 @@ def group_step(
     """One step of a data group in FORMAL.
 
     Args:
-        may_leave: the leaver applied the seal and can serve as a source on its own.
+        may_leave: whether the leaving node applied the seal and can serve as a source by itself.
     """
     if joins is not None and joins not in config.members:
         return add_learner(config, joins, operation)
@@ -89,9 +89,9 @@ def meta_step(
     me: NodeId,
     caught_up: Callable[[NodeId], bool],
 ) -> Step:
-    """One step of the meta group towards: every node a member, at most `voters_max` of them voters.
+    """One step of the meta group towards every node being a member, at most `voters_max` of them voters.
 
-    `unfit` nodes (leaving or dead) may follow but not vote; nodes that are gone are dropped.
+    `unfit` nodes (leaving or dead) may follow but not vote; members that are not in `nodes` are dropped.
     """
     gone = next((n for n in config.members if n not in nodes), None)
     if gone is not None:

@@ -1,6 +1,6 @@
-"""The copies of one operation, cut into units that are pulled, recorded and leased one by one.
+"""The copies of one operation, divided into units that are pulled, recorded and leased one by one.
 
-Every member of a target group cuts alike, so that copy records of the same slots can be compared.
+Every member of a target group forms the same units, so that copy records of the same slots can be compared.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ UNIT_SLOTS = 32
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Slots one node pulls at once for `target`."""
+    """Slots that a node pulls together for the target of `move`."""
 
     operation: str
     move: SlotMove
@@ -32,7 +32,8 @@ class Unit:
 
 
 def units(op: Operation) -> list[Unit]:
-    """All units of the operation, in slot order per move. Its moves never change, so once is enough."""
+    """All units of the operation, in slot order per move; its moves never change, so callers may cache
+    them."""
     out = []
     for move in op.moves:
         slots = to_slots(move.slots)
@@ -42,16 +43,15 @@ def units(op: Operation) -> list[Unit]:
 
 
 def due(op: Operation, cut: Sequence[Unit], node: NodeId, incarnation: str) -> list[Unit]:
-    """Those of the operation's units that `node` must still copy and record."""
+    """The units that `node` still has to copy and record."""
     recorded = {(c.target, c.slots) for c in op.copies if (c.node, c.incarnation) == (node, incarnation)}
     return [u for u in cut if node in u.move.target_members and (u.move.target, u.slots) not in recorded]
 
 
 def rate_share(op: Operation, node: NodeId) -> int:
-    """Bytes per second `node` may pull at so that all nodes together keep to the operation's rate.
+    """Bytes per second that `node` may pull so that all nodes together stay within the operation's rate.
 
-    The rate is cut evenly among the nodes that still have something to pull: who is done leaves its share to
-    the others. 0 for no limit.
+    The rate is divided evenly among the nodes that still have something to pull. 0 for no limit.
     """
     rate = op.options.rate_bytes_per_s
     if rate <= 0:
@@ -60,7 +60,8 @@ def rate_share(op: Operation, node: NodeId) -> int:
 
 
 def _pulling(op: Operation) -> set[NodeId]:
-    """Before MOVING nodes catch up in the groups they join; in it, members of gaining groups copy."""
+    """The nodes that pull: before MOVING those that catch up in groups they join, in MOVING the members of
+    gaining groups that lack copies."""
     joining = {c.joins for c in op.changes if c.joins is not None}
     if op.stage is not Stage.MOVING:
         return joining
@@ -79,7 +80,7 @@ def _pulling(op: Operation) -> set[NodeId]:
 
 
 def sources(move: SlotMove, node: NodeId, attempt: int) -> list[NodeId]:
-    """Previous holders in the order to try: new member *i* begins with old member *i*."""
+    """Previous holders in the order to try; new member *i* begins with old member *i*."""
     members = move.source_members
     at = move.target_members.index(node) if node in move.target_members else 0
     turn = (at + attempt) % len(members)
@@ -87,7 +88,7 @@ def sources(move: SlotMove, node: NodeId, attempt: int) -> list[NodeId]:
 
 
 def digest(slots: tuple[PulledSlot, ...]) -> str:
-    """Content of the slots, equal for equal copies wherever they came from."""
+    """Digest of the slots' content, equal for equal copies from any source."""
     state = xxhash.xxh3_128()
     for slot in sorted(slots, key=lambda s: s.slot):
         for file in sorted(slot.files, key=lambda f: f.name):
@@ -98,7 +99,7 @@ def digest(slots: tuple[PulledSlot, ...]) -> str:
 
 
 def adoptions(open_index: int, pulled: list[PulledSlot]) -> tuple[list[Adoption], list[Tombstone]]:
-    """Manifest rows of the new group: older than its `Open`, in their old order among themselves."""
+    """Manifest rows for the new group: older than its `Open`, and in their old order."""
     files: list[Adoption] = []
     tombstones: list[Tombstone] = []
     for slot in sorted(pulled, key=lambda s: s.slot):
