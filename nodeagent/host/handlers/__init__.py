@@ -1,1 +1,1 @@
-"""Answers to requests, by subject: `dispatch` deals them out to `meta`, `data` and `node`."""
+"""Answers to requests, by subject: `dispatch` passes each request to `meta`, `data` or `node`."""

@@ -1,4 +1,4 @@
-"""What people ask of the meta group that takes a plan: the entry, or why there is none."""
+"""Requests to the meta group that need a plan: the entry to log, or why there is none."""
 
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.context import Context
@@ -14,7 +14,7 @@ from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
 from nodeagent.partition.table import PartitionTable
 
 NOBODY = NodeRecord("", "", 0, 0, "", 0)
-"""In the place of the node that comes or leaves when none does."""
+"""Stands for the node that joins or leaves if a change has none."""
 
 KINDS = {
     "add-node": ChangeKind.ADD,
@@ -23,15 +23,15 @@ KINDS = {
     "rebalance": ChangeKind.MOVE,
 }
 SILENT_TIMEOUTS = 10
-"""A node heard from within so many election timeouts is not dead."""
+"""A node that was heard within this many election timeouts is not dead."""
 
 LISTENED_TIMEOUTS = 5
-"""So long must a leader have listened: followers do not hear one another, so before it led it may have heard
-nothing of a node that lives. Half of the silence is left for its election."""
+"""A leader must have led for this many election timeouts: followers do not hear one another, so before that
+it may have heard nothing from a live node. This leaves half of the silence for its election."""
 
 
 class Changes:
-    """Planned on the leader of the meta group, against its state as it is now."""
+    """Plans changes on the leader of the meta group, against its current state."""
 
     def __init__(self, context: Context, cluster: Cluster, peers: Peers) -> None:
         self._node = context.node
@@ -41,7 +41,7 @@ class Changes:
         self._peers = peers
 
     def begin(self, request: BeginChange) -> meta.Begin | Reply:
-        """The entry for a change, planned against the table as it is now; or why not."""
+        """The entry for a change, planned against the current table, or why there is none."""
         state = self._cluster.meta
         table, settings = state.placement.table, state.image.settings
         kind = KINDS.get(request.kind)
@@ -95,7 +95,7 @@ class Changes:
         )
 
     def _record(self, request: BeginChange, change: Change) -> NodeRecord:
-        """Of the node that comes, else of the one that the change is about."""
+        """The record of the joining node, else of the node that the change is about."""
         if change.created is None:
             return self._cluster.meta.image.nodes.get(request.node, NOBODY)
         place = change.new.ring.nodes[change.new.ring.index(request.node)]
@@ -113,7 +113,7 @@ class Changes:
         if request.kind == "remove-node" and len(table.ring) <= replicas:
             return ErrorReply(
                 "refused",
-                f"{len(table.ring)} nodes cannot lose one: every group keeps {replicas} replicas"
+                f"a cluster of {len(table.ring)} nodes cannot lose one: every group has {replicas} replicas"
                 " (cluster too small)",
                 f"iotctl cluster replace-node {request.node} NEW --dead"
                 if request.options.dead
@@ -131,12 +131,12 @@ class Changes:
             return ErrorReply("refused", f"dead and still in the cluster: {names}", f"iotctl cluster {helps}")
         if leaves in dead and not request.options.dead:
             return ErrorReply(
-                "refused", f"{leaves} is dead: an earlier change went on without it", "repeat with --dead"
+                "refused", f"{leaves} is dead: an earlier change continued without it", "repeat with --dead"
             )
         return self.check_silent(leaves) if request.options.dead else None
 
     def check_silent(self, node: NodeId) -> ErrorReply | None:
-        """Why `node` cannot be called dead, if so."""
+        """Why `node` cannot be declared dead, None if it can."""
         timeout_ms = self._timeout_ms
         silent_ms = self._desk.now - self._peers.heard.get(node, -(1 << 62))
         limit_ms = SILENT_TIMEOUTS * timeout_ms
@@ -161,12 +161,11 @@ class Changes:
         return None
 
     def without(self, operation: str, node: NodeId) -> dict[GroupId, tuple[NodeId, ...]] | ErrorReply:
-        """Groups that must answer before an open operation may go on without `node`, with whom to ask: those
-        it votes in, or may vote in by now. Or why it may not.
-        """
+        """Groups that must answer before an open operation may continue without `node`, with the members to
+        ask: those in which it votes, or may vote by now. Or why the operation may not continue without it."""
         op = self._cluster.meta.operations.find(operation)
         if op is None or op.ended or node in op.dead:
-            return {}  # the entry says what there is to say
+            return {}  # applying the entry gives the answer
         refusal = self.check_silent(node)
         if refusal is not None:
             return refusal
@@ -181,7 +180,7 @@ class Changes:
         }
 
     def give_up(self, request: GiveUp) -> meta.GiveUp | ErrorReply:
-        """The entry that gives nodes up, or why not."""
+        """The entry that forces the recovery without these nodes, or why there is none."""
         now = self._cluster.record_now
         command = meta.GiveUp(now, request.nodes, request.heirs, request.table_version, request.by)
         silent = (self.check_silent(n) for n in request.nodes)
@@ -200,6 +199,6 @@ def _change(kind: ChangeKind, request: BeginChange, table: PartitionTable, repli
         change = plan_remove(table, request.node, replicas)
     if not request.gains:
         return change
-    # The caller showed these moves to the operator, so these they are.
+    # The operator confirmed exactly these moves.
     new = table.moved(dict(request.gains), change.new.ring, change.new.version)
     return change_between(kind, request.node, table, new, replicas)

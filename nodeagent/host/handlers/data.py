@@ -1,4 +1,4 @@
-"""What a replica of a data group answers."""
+"""Requests to a replica of a data group."""
 
 from functools import partial
 
@@ -18,8 +18,8 @@ Data = (q.Write | q.Propose | q.ScanRows | q.ListPartitions | q.DeleteRows | q.O
     (q.GetManifest | q.GetWriteRates | q.CloseAll | q.RepairFile | q.ExportFiles | q.OpenSource)
     | (q.GetSealedSessions | q.ProbeGroup)
 )
-"""The most frequent first. The union is put together once: one that is made for every request costs it more
-than all other checks."""
+"""The most frequent requests first. The union is built once, because building it for every request would cost
+more than all other checks."""
 
 
 class DataRequests:
@@ -108,22 +108,23 @@ class DataRequests:
         return self._desk.reply(token, q.SealedSessions(part))
 
     def _check_bounds(self, request: Data) -> q.ErrorReply | None:
-        """Slots are expanded and numbers counted with later: refuse what no honest client sends."""
+        """Refuse slots and numbers out of range, which no correct client sends: later code expands the slots
+        and calculates with the numbers."""
         settings = self._cluster.meta.image.settings
         slots = getattr(request, "slots", ())
         limit = settings.slots if settings is not None else 0
         if slots and (any(not 0 <= a < b <= limit for a, b in slots) or sum(b - a for a, b in slots) > limit):
             return q.ErrorReply("invalid_input", f"slots must be ranges within [0, {limit})")
         if isinstance(request, q.ScanRows) and not _is_place(request):
-            return q.ErrorReply("invalid_input", "a read goes on where a page before it ended")
+            return q.ErrorReply("invalid_input", "a read must continue where an earlier page ended")
         if isinstance(request, q.Write | q.DeleteRows) and not 0 <= request.settled < request.sequence:
-            what = "sequences begin at 1 and are not settled before they are sent"
+            what = "sequences begin at 1, and `settled` must be less than the sequence"
             return q.ErrorReply("invalid_input", what)
         return None
 
 
 def _is_place(request: q.ScanRows) -> bool:
-    """Whether the read begins and ends where a page can, and no number is negative."""
+    """Whether the read begins and ends where a page can, without negative numbers."""
     tags = len(request.spec.schema.tags)
     places = [place for place in (request.after, request.until) if place is not None]
     return min(request.cursor, request.limit, *(p.position for p in places), 0) == 0 and all(

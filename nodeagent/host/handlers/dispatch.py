@@ -1,4 +1,4 @@
-"""Requests, dealt out to who answers them. Every request gets exactly one reply."""
+"""Passes each request to the class that answers it. Every request gets exactly one reply."""
 
 from typing import assert_never
 
@@ -31,7 +31,7 @@ class Handlers:
         self._node = node
 
     def on_request(self, token: int, request: q.Request) -> None:
-        """What the peer may ask for is checked before (`runtime.rights`)."""
+        """Answer a request; the peer's rights are already checked (`runtime.rights`)."""
         try:
             self._answer(token, request)
         except InvariantBroken:

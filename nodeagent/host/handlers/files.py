@@ -1,4 +1,4 @@
-"""Files of one data group: its manifest, their hashes, and copies offered to others."""
+"""Requests for the files of one data group: manifest, hashes, and copies for other nodes."""
 
 from collections.abc import Iterable, Set
 
@@ -16,14 +16,14 @@ from nodeagent.partition.ranges import to_slots
 
 
 def files_of(replica: DataReplica, slots: Ranges) -> tuple[FileMeta, ...]:
-    """Files of open slots (of `slots`, when given), by slot and name."""
+    """Files of the open slots (those in `slots`, if given), by slot and name."""
     state = replica.state
     return tuple(f for slot in sorted(_open(replica, slots)) for f in state.files.manifest.of_slot(slot))
 
 
 def _named(replica: DataReplica, slots: Ranges, names: Iterable[str]) -> tuple[FileMeta, ...]:
-    """Those of `files_of` with these names: every compaction asks for a few, of perhaps very many. Without
-    slots they may be of any: a copy for which a pull suspects this replica is of slots that left."""
+    """Files of `files_of` with these names, without a search through all files. Without `slots` they may be
+    of any slot: a pull may suspect a copy here whose slot has left the group."""
     get = replica.state.files.manifest.get
     found = [f for name in sorted(set(names)) if (f := get(name)) is not None]
     if not slots:
@@ -33,7 +33,7 @@ def _named(replica: DataReplica, slots: Ranges, names: Iterable[str]) -> tuple[F
 
 
 def _open(replica: DataReplica, slots: Ranges) -> Set[int]:
-    """The open slots (of `slots`, when given)."""
+    """The open slots (those in `slots`, if given)."""
     open_ = replica.state.slots.open
     return open_ & set(to_slots(slots)) if slots else open_
 
@@ -78,7 +78,7 @@ def on_close_all(desk: Desk, replica: DataReplica, token: int, request: requests
         return desk.reply(token, not_leader(replica))
     wanted = set(to_slots(request.slots)) if request.slots else replica.state.slots.open
     keys = sorted(k for k, slot in replica.state.rows.slot_of.items() if slot in wanted)
-    replica.compared_at = desk.now  # who pins a cut compares what was closed up to it
+    replica.compared_at = desk.now  # the caller will compare the files closed up to here
     return replica.closer.close(keys, token)
 
 
@@ -101,7 +101,7 @@ def on_check(desk: Desk, replica: DataReplica, token: int, request: requests.Che
 def on_export(
     desk: Desk, replica: DataReplica, token: int, request: requests.ExportFiles, snapshot: str
 ) -> None:
-    """Offer the replica's files of open slots, or any by name; the snapshot ends by age."""
+    """Offer the replica's files of open slots, or any files by name; the snapshot expires by age."""
     if request.names:
         found = {n: f for n in request.names if (f := replica.state.files.manifest.get(n)) is not None}
         if len(found) < len(request.names):
@@ -118,7 +118,7 @@ def on_export(
 def on_open_source(
     desk: Desk, replica: DataReplica, token: int, request: requests.OpenSource, snapshot: str
 ) -> None:
-    """Offer sealed slots to a new member, once every file of them is made here."""
+    """Offer sealed slots to a new member, once all their files are made here."""
     state = replica.state
     sealed = state.slots.sealed.get(request.operation)
     wanted = set(to_slots(request.slots))

@@ -1,4 +1,4 @@
-"""What the leader of the meta group answers: it checks what it is asked for, and proposes the entry."""
+"""Requests to the leader of the meta group, which checks them and proposes their entries."""
 
 from msgspec.structs import replace
 
@@ -23,13 +23,16 @@ from nodeagent.model.limits import LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
 Entry = (q.PutSchema | q.DropTable | q.Drain | q.RaiseLevel | q.GiveUp) | (
     q.TakeLock | q.DropLock | q.RecordRun
 )
-"""What becomes an entry at once, or is refused."""
+"""Requests that become an entry at once, or are refused."""
 
 Leading = Entry | q.BeginChange | q.Steer | q.Forward
 
 
 class MetaLeader:
-    """`writer` names the library of this node, by which a raised level goes."""
+    """
+    Args:
+        writer: names this node's TsFile library, which a raised feature level records.
+    """
 
     def __init__(self, context: Context, replicas: Replicas, peers: Peers, writer: FileWriter) -> None:
         self._context = context
@@ -95,7 +98,7 @@ class MetaLeader:
                 )
 
     def _drain(self, now: int, request: q.Drain) -> meta.SetDraining | q.ErrorReply:
-        # Here too: replicas of an older version do not look at it when they apply the entry.
+        # Checked here too, because replicas of an older version ignore the lock when they apply the entry.
         refusal = self._cluster.meta.runs.fenced(request.lock)
         if refusal is not None:
             return refusal
@@ -103,7 +106,7 @@ class MetaLeader:
         return meta.SetDraining(now, request.node, request.draining, request.by, request.lock, for_restart)
 
     def _check_raise(self, request: q.RaiseLevel) -> q.ErrorReply | None:
-        """Why the cluster's feature level cannot be raised now, if so."""
+        """Why the cluster's feature level cannot be raised now, None if it can."""
         refusal = self._cluster.meta.runs.fenced(request.lock)
         if refusal is not None:
             return refusal
@@ -121,7 +124,7 @@ class MetaLeader:
     def _forward(self, token: int, replica: MetaReplica, request: q.Forward) -> None:
         evidence = evidence_at(self._cluster.record_now, request.command)
         if evidence is None:
-            return self._desk.refuse(token, "invalid_input", "what is forwarded is no evidence")
+            return self._desk.refuse(token, "invalid_input", "the forwarded command is not a progress report")
         why = unfit(self._cluster.meta, meta.decode(evidence))
         if why:
             return self._desk.refuse(token, "invalid_input", why)
@@ -136,7 +139,7 @@ class MetaLeader:
         leaves = request.node if request.kind == "remove-node" else request.replaces
 
         def still() -> q.ErrorReply | None:
-            # A group may have answered because the node that is to be fenced is back.
+            # A group may have answered only because the node that is to be fenced is back.
             return self._changes.check_silent(leaves) if request.options.dead else None
 
         groups = groups_of(planned, self._cluster.meta)
@@ -169,9 +172,12 @@ class MetaLeader:
 
 
 def evidence_at(now: int, command: bytes) -> bytes | None:
-    """What a node reports, with the leader's time in it: times of a record are compared with each other and
-    with the leader's clock. None for what is no evidence: every member applies what is logged, so nothing is
-    logged that cannot be decoded, and what people ask for is checked elsewhere.
+    """A node's progress report with the leader's time, because the times of a record are compared with each
+    other and with the leader's clock.
+
+    Returns:
+        None if the command cannot be decoded, because every member applies what is logged, or if it is an
+        operator's request, which is checked elsewhere.
     """
     try:
         decoded = meta.decode(command)

@@ -1,4 +1,4 @@
-"""Lists of the partitions of one data group, page by page."""
+"""Requests for the list of partitions of one data group, page by page."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ def on_list(cluster: Cluster, replica: DataReplica, token: int, request: request
         infos, end = _list(replica, request)
         if end is not None and not request.paged:
             return cluster.desk.refuse(
-                token, "refused", "the list is longer than a page", "read with this version's iotctl"
+                token, "refused", "the list is longer than a page", "use the iotctl of this version"
             )
         handover, _ = elsewhere(cluster, replica, replica.state.slots.open)
         return cluster.desk.reply(
@@ -38,7 +38,7 @@ _ListPlace = tuple[PartitionKey, str]
 def _list(
     replica: DataReplica, request: requests.ListPartitions
 ) -> tuple[tuple[PartitionInfo, ...], _ListPlace | None]:
-    """One page of the list, behind `request.after`, and the place it ends with if there is more."""
+    """One page of the list, after `request.after`, and the place where it ends if there is more."""
     slots = replica.state.slots.open
     infos: list[PartitionInfo] = []
     files = looked = 0
@@ -61,7 +61,7 @@ def _list(
 
 
 _LAST = chr(0x10FFFF)
-"""Behind every table's name."""
+"""Sorts after every table name."""
 
 
 def _listed(replica: DataReplica, request: requests.ListPartitions) -> Iterator[tuple[PartitionKey, int]]:
@@ -77,7 +77,7 @@ def _listed(replica: DataReplica, request: requests.ListPartitions) -> Iterator[
 
 
 def _tables(replica: DataReplica, key: PartitionKey, table: str) -> list[str]:
-    """Tables with rows in the partition; `table` alone where that is given."""
+    """Tables with rows in the partition; at most `table`, if given."""
     memory = replica.state.rows.memtable.partition(key)
     names = {*replica.state.files.manifest.tables_of(key), *(memory.tables() if memory is not None else ())}
     return sorted(names & {table} if table else names)

@@ -1,4 +1,4 @@
-"""What a replica of the meta group answers. Changes of its state are answered by its leader (`leading`)."""
+"""Requests to a replica of the meta group. Its leader answers requests for changes (`leading`)."""
 
 from collections.abc import Callable
 
@@ -54,7 +54,7 @@ class MetaRequests:
                 return self._change(token, replica, request)
 
     def _read(self, token: int, replica: MetaReplica, what: str, answer: Callable[[], q.Reply]) -> None:
-        """Answer when this state is as new as everything acknowledged before."""
+        """Answer when the state holds everything acknowledged before the request."""
         desk = self._desk
         then = desk.guarded(token, what, lambda: desk.reply(token, answer()))
         replica.read(then, lambda why: desk.refuse(token, "unavailable", why))

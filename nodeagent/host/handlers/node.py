@@ -1,4 +1,4 @@
-"""What a node answers for itself."""
+"""Requests to the node itself."""
 
 from nodeagent.host.admission import Admission, check_status
 from nodeagent.host.cluster import Cluster
@@ -19,7 +19,7 @@ class NodeRequests:
         self._operations = operations
 
     def check_status(self, token: int, request: q.CheckStatus) -> None:
-        """Answered in any state: who asks wants to know that."""
+        """Answered in every state of the node, because the answer contains that state."""
         context, is_ready = self._context, not self._admission.refused
         reply = check_status(context.config, context.incarnation, self._cluster.meta, is_ready, request)
         context.desk.reply(token, reply)

@@ -1,4 +1,4 @@
-"""Before a change is logged, every group that it affects must have a leader that a majority follows."""
+"""Checks, before a change is logged, that every affected group has a leader that a majority follows."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,13 +14,17 @@ from nodeagent.model.ids import GroupId, NodeId
 
 
 def answer_probe(desk: Desk, token: int, replica: Replica) -> None:
-    """Whether the replica's group has such a leader."""
+    """Answer whether the replica's group has such a leader."""
     replica.read(lambda: desk.reply(token, q.Accepted()), lambda why: desk.refuse(token, "unavailable", why))
 
 
 class Probes:
-    """Asks the members of every affected group for a read index, each until one of the group has it; proposes
-    the command if every group answers in time, and nothing has come between (`still`)."""
+    """Asks the members of every affected group for a read index until one member has it, and proposes the
+    command if every group answers in time.
+
+    Args:
+        still: called before the proposal; why the command must not be proposed any more, None if it may.
+    """
 
     WITHIN_MS = 1_500
     """Clients wait for an answer at least 2 s."""
@@ -83,13 +87,13 @@ class Probes:
             return None
         self.ended = True
         if self.waiting:
-            lost = "; ".join(f"{g}: {self.why.get(g, 'nobody answers')}" for g in sorted(self.waiting))
+            lost = "; ".join(f"{g}: {self.why.get(g, 'no member answers')}" for g in sorted(self.waiting))
             return self._desk.refuse(
                 self.token,
                 "refused",
                 f"nothing was changed: no live quorum in {lost}",
-                "start the missing nodes (`iotctl cluster status`); gone for ever, and no change is open: "
-                "iotctl cluster recover NODE...",
+                "start the missing nodes (`iotctl cluster status`); if they are permanently lost and no"
+                " change is open: iotctl cluster recover NODE...",
             )
         return self._desk.guarded(self.token, "a change", self._propose)()
 
@@ -102,7 +106,7 @@ class Probes:
 
 
 def groups_of(begin: meta.Begin, state: MetaState) -> dict[GroupId, tuple[NodeId, ...]]:
-    """Groups that give or take slots or change members, with who is in them today."""
+    """Groups that lose or gain slots or change members, with their current members."""
     headers = {m.source for m in begin.moves} | {m.target for m in begin.moves}
     headers |= {m.header for m in begin.members}
     return {g.group: g.members for g in state.image.groups.values() if g.header in headers}

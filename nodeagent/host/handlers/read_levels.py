@@ -1,4 +1,4 @@
-"""How new what a replica answers with has to be: strong, mid or weak."""
+"""Read levels: how new the state must be from which a replica answers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,8 +11,11 @@ from nodeagent.model.requests import ErrorReply, PartitionsListed, Reply, RowsSc
 
 
 def with_level(desk: Desk, replica: DataReplica, token: int, level: str, then: Callable[[], None]) -> None:
-    """strong: read index. mid, weak: what this replica has, if it is whole; mid, if that is no older than
-    `staleness_max_ms`. Their answers carry its age.
+    """Run `then` once the replica's state is new enough for `level`.
+
+    strong: everything acknowledged before the read (read index). mid (bounded): no older than
+    `staleness_max_ms`. weak: any age. Bounded and weak reads need a recovered state, and their answers carry
+    its age.
     """
     then = desk.guarded(token, "a read", then)
     if level == "strong":
@@ -31,7 +34,7 @@ def with_level(desk: Desk, replica: DataReplica, token: int, level: str, then: C
 
 def _refuse_stale(desk: Desk, replica: DataReplica, token: int, age_ms: int) -> None:
     bound_ms = replica.config.staleness_max_ms
-    age = f"confirmed it {age_ms} ms ago" if age_ms >= 0 else "has not confirmed it since it was started"
+    age = f"confirmed it {age_ms} ms ago" if age_ms >= 0 else "has not confirmed it since its start"
     what = f"the replica of {replica.group} on {replica.raft.node} may be stale: a leader {age}; "
     what += f"mid allows {bound_ms} ms"
     helps = "ask another member, or read weak: its answers carry their age"
@@ -39,7 +42,7 @@ def _refuse_stale(desk: Desk, replica: DataReplica, token: int, age_ms: int) -> 
 
 
 def _with_age(desk: Desk, replica: DataReplica, token: int, then: Callable[[], None]) -> None:
-    """Whatever `then` answers carries the age of what this replica holds now."""
+    """Run `then`; its answer carries the current age of this replica's state."""
     age_ms = replica.freshness.age_ms
 
     def aged(reply: Reply) -> Reply:

@@ -1,4 +1,4 @@
-"""Why a replica does not answer, in the words of every request."""
+"""Refusals that all requests share."""
 
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.replica import Replica
@@ -8,13 +8,13 @@ from nodeagent.model.requests import ErrorReply
 
 
 def blind(node: NodeId, damage: str) -> ErrorReply:
-    """Without tables, slots and schemas a node can answer nothing, and would refuse what is right."""
+    """Without the meta state a node knows no tables, slots and schemas, and would refuse correct requests."""
     what = f"{node} serves no requests: its meta group is damaged: {damage}"
     return ErrorReply("unavailable", what, "ask another node")
 
 
 def stopped(node: NodeId, replica: Replica) -> ErrorReply:
-    """Its state ends before an entry that others have applied."""
+    """The replica's state ends before an entry that other members have applied."""
     what = f"the replica of {replica.group} on {node} is {replica.stopped}"
     return ErrorReply("unavailable", what, "ask another member; upgrade this node")
 

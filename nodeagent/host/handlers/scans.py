@@ -1,8 +1,8 @@
 """Reads of the rows of one data group, page by page.
 
-A *strong* read asks Raft for a read index first and waits until this state has applied it. The slots
-asked for must all be open here by then; a slot that is sealed, gone or not yet here is an error, never
-an empty result. After its seal a group gives rows of a slot only to a reader that names the operation.
+A *strong* read first asks Raft for a read index and waits until this state has applied it. All requested
+slots must be open here by then: a slot that is sealed, released or not yet here is an error, never an empty
+result. After the seal of a slot the group returns its rows only to a reader that names the operation.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,8 @@ from nodeagent.table.scan import check_same_columns, check_scan
 
 
 def on_scan(cluster: Cluster, replica: DataReplica, token: int, s: requests.ScanRows) -> None:
-    """What the table does not have is refused here: the TsFile reader would call the file corrupt."""
+    """Columns that the table lacks are refused here, because the TsFile reader would call the file
+    corrupt."""
     known = cluster.meta.tables.schemas.get((s.storage_group, s.spec.schema.table))
     try:
         check_scan(s.spec)
@@ -87,27 +88,27 @@ def _scan_source(
 
 
 def _place(end: Cursor | None) -> int:
-    """As readers of earlier versions are told of it."""
+    """The end of a page in the form that readers of earlier versions know."""
     return end.position if end is not None and end.key is None else 0
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What one page reads: partitions that fit a page together, or one of which it reads a part."""
+    """What one page reads: partitions that fit into a page together, or a part of one partition."""
 
     files: list[FileMeta] = field(default_factory=list)
     batches: list[MemBatch] = field(default_factory=list)
     tombstones: tuple[Tombstone, ...] = ()
     partitions: int = 0
     position: int = 0
-    """Of the last partition."""
+    """Position of the last partition."""
 
     alone: bool = False
     nbytes: int = 0
-    """What the rows take in Arrow form, about; not less where texts are short."""
+    """Approximate size of the rows in Arrow form; never too small if texts are short."""
 
     end: Cursor | None = None
-    """Where the page after these partitions begins, None behind the last."""
+    """Where the page after these partitions begins, None after the last."""
 
 
 def _scan(
@@ -120,7 +121,11 @@ def _scan(
     again: Callable[[int], None],
     partitions_max: int,
 ) -> None:
-    """One page, from the cursor on; `again` reads one of no more partitions than it is told."""
+    """Read one page from the cursor on.
+
+    Args:
+        again: reads a page with at most the given number of partitions.
+    """
     start = s.after if s.after is not None else Cursor(s.cursor)
     plan = _plan(replica, s, slots, start, partitions_max or limits.PAGE_PARTITIONS)
     if not plan.partitions:
@@ -133,10 +138,10 @@ def _scan(
             return again(plan.partitions // 2)
         end = plan.end if result.after is None else Cursor(plan.position, result.after)
         if end is not None and s.until is not None and end.position > s.until.position:
-            end = None  # it took all up to there
+            end = None  # the page holds everything up to there
         if s.after is None and end is not None and end.key is not None:
             return cluster.desk.refuse(
-                token, "refused", "a partition is larger than a page", "read with this version's iotctl"
+                token, "refused", "a partition is larger than a page", "use the iotctl of this version"
             )
         return cluster.desk.reply(token, answer(result.ipc, result.rows, end))
 
@@ -160,8 +165,8 @@ def _scan(
 def _plan(
     replica: DataReplica, s: requests.ScanRows, slots: set[int], start: Cursor, partitions_max: int
 ) -> _Plan:
-    """As many partitions as fit a page. One that is large, that deletes mask (by age within a partition), or
-    that the page begins or ends in, is read alone."""
+    """As many partitions as fit into a page. A partition that is large, that has deletes (which mask by age
+    within a partition), or in which the page begins or ends, is read alone."""
     plan = _Plan()
     table = s.spec.schema.table
     looked = 0
@@ -206,7 +211,7 @@ def _nbytes(spec: ScanSpec, files: Sequence[FileMeta], batches: Sequence[MemBatc
 
 
 def _is_heavy(files: Sequence[FileMeta], s: requests.ScanRows) -> bool:
-    """Whether the page may take long: many bytes are opened, by the share that the times asked for have."""
+    """Whether the page may take long, by the bytes of the files and their share in the requested times."""
     if 0 < s.limit <= limits.LIGHT_SCAN_ROWS:
         return False
     return sum(_share(f, s.spec) for f in files) > limits.LIGHT_SCAN_BYTES
@@ -218,7 +223,7 @@ def _share(file: FileMeta, spec: ScanSpec) -> int:
 
 
 def held_from(replica: DataReplica, storage_group: str, position: int) -> Iterator[tuple[PartitionKey, int]]:
-    """Partitions of a storage group that are in files or memory, with their slots, ascending from a place."""
+    """Partitions of a storage group in files or memory, with their slots, ascending from `position`."""
     state = replica.state
     filed = state.files.manifest.positions(storage_group)
     new = sorted(

@@ -1,4 +1,4 @@
-"""The meta group's state, as people and clients are told of it."""
+"""The meta group's state in the form that operators and clients get."""
 
 from functools import lru_cache
 
@@ -14,12 +14,12 @@ from nodeagent.partition.table import PartitionTable
 
 @lru_cache(maxsize=4)
 def _owners(table: PartitionTable) -> tuple[tuple[int, int, NodeId], ...]:
-    """Everybody who waits for something asks for the same table again and again."""
+    """Cached, because every waiting client requests the same table repeatedly."""
     return tuple(sorted((a, b, h) for h in table.ring.names for a, b in table.slots_of(h)))
 
 
 def runs_view(state: MetaState, run: str) -> q.RunsReply:
-    """The entries are those of one run."""
+    """All runs, with the entries of one only."""
     image = state.image
     return q.RunsReply(image.lock, tuple(r if r.id == run else replace(r, entries=[]) for r in image.runs))
 

@@ -1,4 +1,4 @@
-"""Whether a replica can answer for the slots it is asked for, and where older rows of them are."""
+"""Whether a replica can answer for the requested slots, and where their older rows are."""
 
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.data_replica import DataReplica
@@ -11,8 +11,8 @@ from nodeagent.partition.ranges import from_slots, to_slots
 
 
 def not_whole(cluster: Cluster, replica: DataReplica, wanted: set[int]) -> ErrorReply | None:
-    """Why this replica cannot say what there is of the slots it is asked for; None when it can: all are open,
-    and the meta state here says where older rows of arriving ones are."""
+    """Why this replica cannot answer for the requested slots. None if it can: all are open, and the meta
+    state here says where older rows of arriving slots are."""
     absent = wanted - replica.state.slots.open
     if absent:
         return moved(cluster, min(absent), waiting=True)
@@ -24,8 +24,8 @@ def not_whole(cluster: Cluster, replica: DataReplica, wanted: set[int]) -> Error
 def elsewhere(
     cluster: Cluster, replica: DataReplica, slots: set[int]
 ) -> tuple[tuple[Handover, ...], tuple[Tombstone, ...]]:
-    """Slots of `slots` whose older rows are with previous holders, and our deletes for them: those since they
-    were opened here. An older one is of a time when the slot was here before; those rows are newer."""
+    """Those of `slots` whose older rows are with previous holders, and the deletes for them since they were
+    opened here. Older deletes date from an earlier time of the slot here and must not mask those rows."""
     out = []
     opened: dict[int, int] = {}
     for operation, arrival in replica.state.slots.arriving.items():

@@ -1,7 +1,7 @@
-"""Writes on the leader: checked against schema and routing before they cost a log entry.
+"""Writes on the leader, checked against schema and routing before they cost a log entry.
 
-The check that counts is at apply; this one gives a clear error early and keeps rows that do not belong
-to a slot out of its log.
+The decisive check is made when the entry is applied; this one gives a clear error early and keeps rows that
+do not belong to a slot out of its log.
 """
 
 import pyarrow as pa
@@ -58,26 +58,26 @@ def on_write(cluster: Cluster, replica: DataReplica, token: int, w: requests.Wri
 
 
 def _schema(cluster: Cluster, w: requests.Write | requests.DeleteRows) -> TableSchema | ErrorReply:
-    """The newest that is known here, no older than what the client made it by."""
+    """The newest schema known here, if it is no older than the client's."""
     schema = cluster.meta.tables.schemas.get((w.partition.storage_group, w.table))
     is_new = schema is not None and schema.version >= w.schema_version
-    # A dropped table that was made anew has a later version, so then it is this node that is behind.
+    # A dropped table that was created again has a later version; if that is unknown, this node lags.
     if schema is not None and is_new and schema.dropped and isinstance(w, requests.Write):
         what = f"table {w.partition.storage_group}.{w.table} was dropped"
-        return ErrorReply("invalid_input", what, "an import makes it anew", {"dropped": True})
+        return ErrorReply("invalid_input", what, "an import creates it again", {"dropped": True})
     if schema is not None and is_new:
         return schema
     return ErrorReply(
         "not_found" if schema is None else "overloaded",
         f"table {w.partition.storage_group}.{w.table} version {w.schema_version} is not known here",
-        "retry shortly if it was just created; a first import or write makes it",
+        "retry shortly if it was just created; the first import or write creates it",
     )
 
 
 def _propose(
     replica: DataReplica, schema: TableSchema, command: commands.WriteRows | commands.DeleteRange, token: int
 ) -> None:
-    """Behind the schema it was checked against, if the group uses an older one."""
+    """Propose the command, after the schema that it was checked against if the group uses an older one."""
     batch = [commands.encode(command)]
     used = replica.state.schemas.get((schema.storage_group, schema.table))
     if used is None or used.version < schema.version:
@@ -92,7 +92,7 @@ def _command(cluster: Cluster, w: requests.Write, schema: TableSchema) -> comman
     given = arrow.decode(w.ipc)
     rows, span = arrow.normalise_timed(given, schema, limits.WRITE_BYTES_MAX)
     if span is None:
-        raise InvalidInput("a write without rows")
+        raise InvalidInput("the write has no rows")
     if not check_rows(rows, schema.tags, w.partition, settings, span):
         raise InvalidInput(
             f"not all rows belong to time partition {w.partition.time_partition}, shard {w.partition.shard}"
@@ -115,7 +115,7 @@ def _command(cluster: Cluster, w: requests.Write, schema: TableSchema) -> comman
 
 
 def _is_exact(given: pa.Schema, wanted: pa.Schema) -> bool:
-    """Whether the bytes may be logged as they came: what reads them later takes names and types literally."""
+    """Whether the bytes may be logged as they came: later readers take names and types literally."""
     if arrow.are_alike(given, wanted):
         return True
     types = dict(zip(wanted.names, wanted.types, strict=True))
@@ -135,7 +135,7 @@ def _check_place(cluster: Cluster, slot: int, partition: PartitionKey) -> ErrorR
 
 
 def _owned(cluster: Cluster, replica: DataReplica, slot: int) -> ErrorReply | None:
-    """By the log's tail the write would have no effect: say so without logging it."""
+    """Refuse a write that would have no effect by the log's tail, without logging it."""
     refusal = replica.state.writes.check_slot(slot)
     if refusal is None:
         return None
