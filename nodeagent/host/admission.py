@@ -1,10 +1,10 @@
 """First start and join.
 
-A seed asks every other seed until all are configured alike, then all make the same meta group; the first
-leader writes the first entry, which fixes the cluster id. A joiner asks the seeds whether its parameters
-fit, believes the one that knows most, and then follows the meta group as soon as it is added. A directory
-that is empty while the cluster knows the node under another incarnation is refused: a voter that lost its
-memory must not come back as itself.
+A seed asks every other seed until all have the same configuration. Then all create the same meta group, and
+its first leader writes the first entry, which fixes the cluster id. A joining node asks the seeds whether its
+parameters fit, follows the answer of the seed with the newest meta state, and follows the meta group as soon
+as it is added. An empty directory is refused if the cluster knows the node under another incarnation: a voter
+that lost its memory must not return under its old name.
 """
 
 from collections.abc import Callable
@@ -22,20 +22,24 @@ from nodeagent.partition.ring import Ring, initial_ring
 
 ASK_AGAIN_MS = 300
 ASK_SELDOM_MS = 2_000
-"""When there is a meta replica that waits for its cluster."""
+"""While a meta replica waits for its cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A seed's last one. `why` this node cannot take part, "" when it may; no `reply`: it is not heard."""
+    """The last answer of a seed. `why`: the reason why this node cannot take part, "" if it may. `reply` is
+    None if the seed refuses to speak with this node."""
 
     reply: StatusChecked | None
     why: str = ""
 
 
 class Admission:
-    """Runs until the node knows its cluster. `create` makes the meta replica with the given first
-    configuration."""
+    """Runs until the node knows its cluster.
+
+    Args:
+        create: creates the meta replica with the given first configuration.
+    """
 
     def __init__(
         self, config: NodeConfig, incarnation: str, desk: Desk, create: Callable[[Config], None]
@@ -51,8 +55,8 @@ class Admission:
 
     @property
     def refused(self) -> str:
-        """Why this node cannot take part, as the seeds say now; then it serves nothing. Who joins goes by the
-        seed that knows most: others may lag, or have lost what they knew."""
+        """Why this node cannot take part, by the seeds' current answers; it then serves nothing. A joining
+        node follows the seed with the newest meta state: the others may lag, or may have lost theirs."""
         if self._ended:
             return ""
         if not self.config.join:
@@ -63,7 +67,7 @@ class Admission:
         return next((a.why for a in self._answers.values() if a.reply is None), "")
 
     def start(self) -> None:
-        """Ask, and go on asking until `end`."""
+        """Ask the seeds repeatedly until `end`."""
         if self._ended:
             return
         for seed in self._others():
@@ -89,7 +93,7 @@ class Admission:
         if reply.conflicts:
             return (
                 f"{seed.node} is configured differently: {', '.join(reply.conflicts)}; "
-                "make node.yaml equal on all nodes and start again"
+                "make node.yaml equal on all nodes and restart them"
             )
         if reply.known:
             return (
@@ -123,15 +127,19 @@ class Admission:
         self._create(config)
 
     def stop(self) -> None:
-        """There is a meta replica on disk."""
+        """The disk holds a meta replica, so none is to be created."""
         self._done = True
 
     def end(self) -> None:
-        """This node knows its cluster: what it may do is in the meta state from now on."""
+        """This node knows its cluster: from now on the meta state says what it may do."""
         self._done = self._ended = True
 
     def ask_again(self) -> bool:
-        """A leader that must write the first entry needs every seed's incarnation; whether it has them."""
+        """Ask the seeds whose incarnation is missing; the first entry needs all.
+
+        Returns:
+            Whether none is missing.
+        """
         missing = [s for s in self._others() if not self._fits(s)]
         for seed in missing:
             self._ask(seed)
@@ -161,7 +169,7 @@ class Admission:
 
 
 def _is_formed(reply: StatusChecked | None) -> TypeGuard[StatusChecked]:
-    """Whether who answered knows of a cluster."""
+    """Whether the node that answered belongs to a cluster."""
     return reply is not None and bool(reply.cluster_id)
 
 
@@ -185,12 +193,12 @@ def status_question(config: NodeConfig, incarnation: str) -> CheckStatus:
 def check_status(
     config: NodeConfig, incarnation: str, meta: MetaState, ready: bool, asked: CheckStatus
 ) -> StatusChecked:
-    """Compare the asker's parameters with ours, field by field."""
+    """Compare the parameters of the asking node with those of this node, field by field."""
     conflicts = [f for f in ClusterSettings.__struct_fields__ if _differs(config, asked, f)]
     mine, theirs = _addresses(config.seeds), _addresses(asked.seeds)
     nodes = {(n.host, n.port) for n in meta.image.nodes.values()}
     if asked.join:
-        if meta.cluster_id and not theirs <= mine | nodes:  # without its meta state a node cannot tell
+        if meta.cluster_id and not theirs <= mine | nodes:  # without the meta state this is not known
             conflicts.append("seeds")
     elif theirs != mine or _weights(config.seeds) != _weights(asked.seeds):
         conflicts.append("seeds")

@@ -1,4 +1,4 @@
-"""The first entry of a new meta group: its first leader makes the cluster with it."""
+"""The first entry of a new meta group, with which its first leader creates the cluster."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,14 @@ from nodeagent.meta import commands as meta
 from nodeagent.partition.table import initial_table
 
 AGAIN_MS = 200
-"""Until a leader that lacks the incarnation of a seed looks again."""
+"""Until a leader that lacks the incarnation of a seed checks once more."""
 
 
 class Bootstrap:
-    """`again` comes to `propose` once more if it is still due."""
+    """
+    Args:
+        again: calls `propose` once more if the entry is still due.
+    """
 
     def __init__(
         self, context: Context, cluster: Cluster, admission: Admission, again: Callable[[], None]

@@ -1,4 +1,4 @@
-"""What one turn of the loop may still do."""
+"""How much one turn of the loop may still apply."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from nodeagent.model.limits import APPLY_BYTES_PER_TURN, APPLY_ENTRIES_PER_TURN
 
 @dataclass(slots=True)
 class Budget:
-    """Entries to apply, of all groups of a node together. What is left over waits for the next turn; all else
+    """Entries to apply, for all groups of a node together. The rest waits for the next turn; everything else
     that Raft has ready (appends, votes, heartbeats) is never held back."""
 
     entries: int = field(default=APPLY_ENTRIES_PER_TURN)

@@ -1,4 +1,4 @@
-"""Builds a replica around its log and its state, and puts it among those that run."""
+"""Builds a replica from its log and its state, and adds it to the running replicas."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +20,8 @@ from nodeagent.raft.log import RaftLog
 class ReplicaBuilder:
     """
     Args:
-        timeout_share: for the election timeouts of a group (`leadership`).
-        helpers: what data replicas turn to.
+        timeout_share: draws the election timeouts of a group (`leadership`).
+        helpers: what the data replicas share.
         on_meta: called when entries of the meta group were applied.
     """
 
@@ -49,11 +49,14 @@ class ReplicaBuilder:
     def data(
         self, group: GroupId, log: RaftLog, hard: HardState, state: DataState, applied: int
     ) -> DataReplica:
-        """`applied`: the entry up to which Raft need not hand out any."""
+        """
+        Args:
+            applied: Raft hands out the entries after this index.
+        """
         context, replicas = self._context, self._replicas
         raft = self.raft(group, log, hard, applied)
         replica = DataReplica(group, raft, context.desk, context.outbox, state, self._helpers)
-        raft.passive = META in replicas.damaged  # it could serve nothing that it leads
+        raft.passive = META in replicas.damaged  # as a leader it could not serve any request
         raft.room = context.desk.space.room
         replicas.data[group] = replica
         replica.state_jobs.start()
@@ -64,6 +67,6 @@ class ReplicaBuilder:
         draw = partial(self._timeout_share, group)
         settings = context.config.raft
         if group == META:
-            # Every node acts on what it reads there.
+            # Every node acts on the meta state, so followers learn of commits at once.
             settings = msgspec.structs.replace(settings, commit_news_ms=0)
         return Raft(context.node, log, hard, settings, draw, context.desk.now, applied)

@@ -1,4 +1,4 @@
-"""What this node knows of its cluster: the meta group's state, as far as it is applied here."""
+"""The cluster as this node knows it: the meta group's state, as far as it is applied here."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,7 +9,7 @@ from nodeagent.model.ids import GroupId, NodeId
 
 
 class Cluster:
-    """Without a replica of the meta group nothing is known of it. Who reads it answers at `desk`."""
+    """Empty if this node has no replica of the meta group. Handlers reply through `desk`."""
 
     def __init__(self, context: Context) -> None:
         self.desk = context.desk
@@ -17,7 +17,7 @@ class Cluster:
         self._empty = MetaState(levels=context.levels.own)
         self.meta_replica: MetaReplica | None = None
         self.known_to = 0
-        """End of the meta log at the start; up to there groups came and went that this state knows not of."""
+        """End of the meta log at the start: up to there entries may have created or removed groups."""
 
     @property
     def meta(self) -> MetaState:
@@ -47,7 +47,7 @@ class Cluster:
 
     @property
     def retired(self) -> Collection[str]:
-        """Incarnations that are heard no more. Looked at for every request, so nothing is copied."""
+        """Incarnations that are no longer heard. Read for every request, so nothing is copied."""
         return self.meta.image.retired
 
     @property
@@ -59,21 +59,22 @@ class Cluster:
     def is_current(self) -> bool:
         """Whether the meta state is as new as it ever was here.
 
-        After a start it is that of its checkpoint: it may not know of a group that was made later, or believe
-        in one that this node has left.
+        After a start it is the state of the checkpoint: it may lack a group that was created later, or still
+        name this node in a group that it has left.
         """
         replica = self.meta_replica
         return replica is not None and self.meta.applied >= min(self.known_to, replica.raft.log.last_index)
 
     @property
     def record_now(self) -> int:
-        """The time to write into the meta group's records: its voters' where this node leads it."""
+        """The time to write into the meta group's records: that of its voters if this node leads it, else
+        this node's wall clock."""
         replica = self.meta_replica
         if replica is None or not replica.leads:
             return self.desk.wall
         return self._clocks.record(replica.raft.log.config.voters)
 
     def is_source(self, operation: str, group: GroupId, node: NodeId) -> bool:
-        """Whether `node` is one from which slots of `group` are copied in `operation`, or may be."""
+        """Whether slots of `group` are copied from `node` in `operation`; true if that is unknown here."""
         op = self.meta.operations.find(operation)
         return op is None or any(m.source == group and node in m.source_members for m in op.moves)

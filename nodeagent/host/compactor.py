@@ -1,13 +1,13 @@
-"""What the leaders on this node propose for the files of their groups: `Compact` and `Expire`.
+"""The entries that leaders on this node propose for the files of their groups: `Compact` and `Expire`.
 
-What these entries mean is in `nodeagent/data/compaction.py`. Before a compaction is logged, every member that
-is up hashes the inputs: once the others have merged them, a damaged copy could not be repaired any more. A
-copy that is found damaged keeps the files of its table and partition apart, and is named in the status, until
-`iotctl verify --repair`; writes go on.
+`nodeagent/data/compaction.py` defines these entries. Before a compaction is logged, every member that is up
+hashes the inputs, because a damaged copy could not be repaired once the other members have merged theirs. If
+a copy is damaged, the files of its table and partition are not merged, and the status names it, until
+`iotctl verify --repair`; writes continue.
 
-Slots of an open operation are left alone, for their files are copied and compared; so is, for a while, a
-group whose files somebody compares. Elsewhere, while an operation goes on, runs are longer and so fewer: the
-writers have to share the node with it already.
+Slots of an open operation are not compacted, because their files are copied and compared; nor, for a while,
+are groups whose files are being compared. During an operation the runs of other slots are longer and so
+fewer, because the writers already share the node with the operation.
 """
 
 from collections import defaultdict, deque
@@ -39,27 +39,27 @@ from nodeagent.model.requests import CheckFiles, ErrorReply, FilesChecked, Reply
 from nodeagent.partition.ranges import from_slots, to_slots
 
 CHECK_AGAIN_MS = 10_000
-"""After a check that failed, before the next of the same files."""
+"""After a failed check, before the same files are checked again."""
 
 COMPARE_QUIET_MS = 30_000
-"""Nothing is compacted in a group so long after somebody began or went on to compare its files."""
+"""A group is not compacted for this long after the last step of a comparison of its files."""
 
 UP_TIMEOUTS = 5
-"""A member not heard for so many election timeouts is not waited for."""
+"""A member that was not heard for this many election timeouts is not waited for."""
 
 Runs = dict[Key, Sequence[FileMeta]]
 
 
 @dataclass(slots=True)
 class _Look:
-    """One pass over what changed in a group, in turns that follow each other; a new one begins in each
+    """One pass over the changed tables and partitions of a group, in several turns; a new pass begins every
     `compact_every_ms`."""
 
     left: int
-    """Tables and partitions that it has still to come to."""
+    """Tables and partitions that the pass has not looked at yet."""
 
     moving: set[int]
-    """Slots of the open operation, when it began."""
+    """Slots of the operation that was open when the pass began."""
 
     looked: int = 0
     runs: int = 0
@@ -67,14 +67,14 @@ class _Look:
 
     @property
     def is_over(self) -> bool:
-        """All was looked at, or enough was found. Where there is something in each turn, not all is, or a
-        group with many partitions would merge all the time, beside those who write."""
+        """Whether everything was looked at, or enough runs were chosen. The pass is bounded because a group
+        with many partitions would otherwise merge all the time, at the expense of the writers."""
         is_enough = self.runs >= COMPACTIONS_MAX or self.weight >= COMPACT_BYTES_MAX
         return not self.left or is_enough or (self.runs > 0 and self.looked >= COMPACT_KEYS_MAX)
 
 
 class Compactor:
-    """See the module. Nothing here is lost with the process but how long deletes have waited."""
+    """See the module. A restart only loses how long deletes have waited."""
 
     def __init__(self, context: Context, replicas: Replicas, peers: Peers, writer: FileWriter) -> None:
         self._node = context.node
@@ -88,7 +88,7 @@ class Compactor:
         self._look_at = context.desk.now
         self._expire_at = context.desk.now
         self._looks: dict[GroupId, _Look] = {}
-        """What is not over."""
+        """Passes that have not ended."""
 
         self._proposed: dict[GroupId, tuple[int, int]] = {}
         """group -> (term, index) of the last entry proposed; no other before it is applied"""
@@ -100,8 +100,8 @@ class Compactor:
         """(group, parked file) -> whether this process can make a TsFile of it; None while it tries"""
 
         self._unlooked: dict[GroupId, tuple[deque[PartitionKey], int]] = {}
-        """Partitions that the look for what has expired has still to come to, and what time it was for
-        certain when the TTLs were asked for."""
+        """Partitions that the search for expired rows has not looked at yet, and the time that had certainly
+        passed when the TTLs were requested."""
 
     def keep(self) -> None:
         """Called now and then."""
@@ -126,7 +126,8 @@ class Compactor:
             self._expire(replica)
 
     def _led(self) -> list[DataReplica]:
-        """Replicas here that lead, have seen all earlier leaders logged, and wait for no entry of ours."""
+        """Replicas here that lead, have applied all entries of earlier leaders, and wait for no entry that
+        was proposed here."""
         return [
             r
             for r in self._replicas.data.values()
@@ -146,7 +147,7 @@ class Compactor:
     # --- compaction --------------------------------------------------------------------------------
 
     def _files_min(self) -> int:
-        """How many files make a run now. A change that waits for somebody puts nothing off."""
+        """Minimum number of files in a run now; higher while an operation runs and does not wait."""
         config, op = self._config, self._cluster.meta.operations.open()
         if op is None or op.state() != "running":
             return config.compact_files_min
@@ -156,7 +157,7 @@ class Compactor:
         now = self._desk.now
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
-        stuck = min(len(replica.failures.stuck), COMPACTIONS_MAX)  # they keep no other from being merged
+        stuck = min(len(replica.failures.stuck), COMPACTIONS_MAX)  # they do not block other merges
         runs = self._choose(
             replica, look, COMPACTIONS_MAX - (len(replica.state.compactions.under_way) - stuck)
         )
@@ -164,7 +165,7 @@ class Compactor:
             self._check(replica, runs)
 
     def _choose(self, replica: DataReplica, look: _Look, room: int) -> Runs:
-        """What to compact now, of where something changed; what has nothing to compact is forgotten."""
+        """Runs to compact now, among the changed tables and partitions; those without any are forgotten."""
         state, group, now = replica.state, replica.group, self._desk.now
         files_min = self._files_min()
         look.left = min(look.left, len(state.files.changed))
@@ -184,19 +185,19 @@ class Compactor:
                     look.weight += sum(map(compaction.weight_of, run))
                 if is_done:
                     continue
-            state.files.changed[key] = None  # behind the others, so that each has its turn
+            state.files.changed[key] = None  # to the end, so that each gets its turn
         return runs
 
     def _run_of(
         self, replica: DataReplica, key: Key, moving: set[int], files_min: int
     ) -> tuple[Sequence[FileMeta], bool]:
-        """What to compact there now, if anything; and whether there is nothing until something changes."""
+        """The run to compact there now, if any, and whether there is none before something changes."""
         state, group = replica.state, replica.group
         full_min = self._config.compact_files_min
         files = state.files.manifest.of_partition(*key)
         if files and (files[0].slot in moving or not state.adoptions.is_settled(files[0].slot)):
             return (), False
-        low = self._desk.space.is_low  # then only what makes room: the end of rows that were deleted
+        low = self._desk.space.is_low  # then only runs that free space, by dropping deleted rows
         hopeful = next((f for f in files if f.parked and self._is_hopeful(group, (f,))), None)
         if hopeful is not None and not low:
             return (() if self._trials.get((group, hopeful.name), True) is None else (hopeful,)), False
@@ -205,13 +206,13 @@ class Compactor:
         masked, due = self._deletes_due(group, key, files, deletes)
         if not run and (due or (low and masked)):
             run = compaction.pick_masked(files, deletes)
-        # Runs that are long enough only when no change goes on wait for its end.
+        # Runs that are too short during an operation wait for its end.
         return run, not run and not masked and not compaction.pick_small(files, full_min)
 
     def _deletes_due(
         self, group: GroupId, key: Key, files: Sequence[FileMeta], tombstones: Sequence[Tombstone]
     ) -> tuple[bool, bool]:
-        """Whether range deletes mask files, and whether that is to be ended now."""
+        """Whether range deletes mask files, and whether those files are to be rewritten now."""
         masking = compaction.deletes_on(files, tombstones) if tombstones else []
         if not masking:
             self._masked_since.pop((group, key), None)
@@ -220,7 +221,7 @@ class Compactor:
         return True, len(masking) > DELETES_KEPT_MAX or waited >= self._config.compact_deletes_ms
 
     def _check(self, replica: DataReplica, runs: Runs) -> None:
-        """Have every member that is up hash the inputs, then go on with those that are good everywhere."""
+        """Have every member that is up hash the inputs, then propose the runs that are intact everywhere."""
         me, now, desk = self._node, self._desk.now, self._desk
         group, term = replica.group, replica.raft.term
         files = [f for run in runs.values() for f in run]
@@ -233,7 +234,7 @@ class Compactor:
         def answered(node: NodeId, reply: Reply | JobResult) -> None:
             nonlocal heard
             heard += 1
-            if not isinstance(reply, ErrorReply) or reply.code != LogCorrupt.code:  # a lost replica has none
+            if not isinstance(reply, ErrorReply) or reply.code != LogCorrupt.code:  # a lost one has no files
                 found[node] = dict(reply.found) if isinstance(reply, FilesChecked | FilesHashed) else {}
             if heard > len(up):
                 self._checking.discard(group)
@@ -246,7 +247,8 @@ class Compactor:
             desk.call(node, request, lambda r, n=node: answered(n, r))  # type: ignore[misc]
 
     def _good(self, replica: DataReplica, runs: Runs, found: dict[NodeId, dict[str, str]]) -> Runs:
-        """Those whose files every member has as they should be. One that has not made them yet will."""
+        """The runs whose files are intact on every member; a file that a member has not made yet counts as
+        not intact for now."""
         good: Runs = {}
         for key, run in runs.items():
             bad = [(n, f.name) for n, names in found.items() for f in run if names.get(f.name) != f.xxh3]
@@ -254,7 +256,7 @@ class Compactor:
             replica.damaged.pop(key, None)
             if damaged:
                 node, name = damaged[0]
-                replica.damaged[key] = f"{name} on {node} is damaged or missing and keeps files apart"
+                replica.damaged[key] = f"{name} on {node} is damaged or missing: its files are not merged"
                 self._desk.note("compaction_waits", group=replica.group, node=node, file=name)
             if bad:
                 self._not_before[replica.group, key] = self._desk.now + CHECK_AGAIN_MS
@@ -287,12 +289,12 @@ class Compactor:
         self._log(replica, batch)
 
     def _is_hopeful(self, group: GroupId, run: Sequence[FileMeta]) -> bool:
-        """Whether the run is one parked file of which this process has not failed to make a TsFile."""
+        """Whether the run is one parked file that this process has not yet failed to make into a TsFile."""
         return len(run) == 1 and bool(run[0].parked) and self._trials.get((group, run[0].name)) is not False
 
     def _try(self, replica: DataReplica, file: FileMeta) -> None:
-        """Whether what is parked can be a TsFile by now, in a later version or on this machine. Once in the
-        life of the process; a compaction of the file alone is logged only when it can."""
+        """Try once per process whether a parked file can be made into a TsFile, by a later version of the
+        library or on this machine. A compaction of the file alone is logged only if that works."""
         name, state = (replica.group, file.name), replica.state
         schema = state.schemas.get((file.partition.storage_group, file.table))
         if name in self._trials or schema is None:
@@ -327,10 +329,10 @@ class Compactor:
         return list(found)
 
     def _begin_expiry(self) -> None:
-        """Look at what has expired once the meta group has confirmed the TTLs.
+        """Search for expired rows once the meta group has confirmed the TTLs.
 
-        One that was taken back deletes nothing more: this node may be cut off from the meta group and lead
-        here all the same. So rows count as expired by the time at which the TTLs were asked for.
+        A TTL that was revoked must delete nothing more, and this node may lead the data group while it is cut
+        off from the meta group. So rows count as expired by the time at which the TTLs were requested.
         """
         meta = self._cluster.meta_replica
         if meta is None or not any(schema.ttl_ms for schema in self._cluster.meta.tables.schemas.values()):
@@ -348,9 +350,9 @@ class Compactor:
         meta.read(confirmed, lambda why: None)  # asked again at the next look
 
     def _expire(self, replica: DataReplica) -> None:
-        """Log a cut-off where rows past their table's TTL would still be read, by the voters' clocks.
+        """Log a cut-off where rows past their table's TTL, by the voters' clocks, would still be read.
 
-        While those disagree, or too few are heard, no row is past anything. Some partitions at a time.
+        While the clocks disagree, or too few are heard, no row expires. Takes some partitions at a time.
         """
         unlooked, asked = self._unlooked.get(replica.group, (None, 0))
         passed = self._clocks.passed(replica.raft.log.config.voters) if unlooked else None
@@ -369,7 +371,7 @@ class Compactor:
     def _cut_offs(
         self, replica: DataReplica, partition: PartitionKey, moving: set[int], passed: int
     ) -> list[bytes]:
-        """`Expire` for the tables of one partition that need it."""
+        """`Expire` entries for the tables of one partition that need them."""
         state = replica.state
         ages: dict[str, list[tuple[Order, int, int]]] = defaultdict(list)
         slot = state.rows.slot_of.get(partition)

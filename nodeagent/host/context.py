@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import random
 
 CLOCK_TIMEOUTS = 5
-"""What a member's clock said so many election timeouts ago does not count any more."""
+"""A member's clock counts for this many election timeouts after its last message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class Life:
     now: int
     wall: int
     start: int = 0
-    """Number of this start of the node, counted from 1; 0 where nobody counts."""
+    """Number of this start of the node, from 1; 0 if starts are not counted."""
 
     levels: Levels = SPOKEN
     """Feature levels that this node speaks."""
 
     writer: str = ""
-    """The library, with its version, that makes its files."""
+    """The TsFile library that makes the node's files, with its version."""
 
 
 class Context:
-    """The parts of a host work for one node: they share its configuration, its desk and outbox, the clocks
-    and levels of its peers, and its randomness."""
+    """The parts of a host work for one node: they share its configuration, its effect queue and outbox, the
+    clocks and feature levels of its peers, and its source of randomness."""
 
     def __init__(self, life: Life) -> None:
         config = life.config

@@ -1,9 +1,9 @@
-"""What fails to be made here again and again comes from another member.
+"""Fetches files that repeatedly fail to be made here from other members.
 
-What a worker here cannot make (a library that is broken on this machine alone, too little memory) is what the
-log says it should be on every member (law 6), so the file of one that could is taken, if it has the name and
-the age of the one wanted; its bytes are checked against what that member's manifest says of them. So is what
-a compaction is to make of a file that is damaged or missing here, and what the others have merged that into.
+A file that a worker here cannot make (its TsFile library is broken on this machine, or memory is short) is by
+the log the same on every member (law 6). So another member's file is taken if its name and age match, and its
+bytes are checked against that member's manifest. The same holds for the output of a compaction whose input is
+damaged or missing here, and for the file into which the other members have merged that output.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,10 +34,10 @@ from nodeagent.model.requests import ErrorReply, ExportFiles, Reply, SourceOpene
 class _Lack:
     replica: DataReplica
     specs: Sequence[CloseSpec]
-    """Any of them; the first is wanted most, the last is the one that fails here."""
+    """Any of these files will do, the first is preferred; the last is the file that fails here."""
 
     state: DataState
-    """That asked: one that takes its place asks for what it needs."""
+    """The state that asked; a state that replaces it asks for its own files."""
 
     then: Copied
     answers: Answers = field(default_factory=Answers)
@@ -49,7 +49,7 @@ class _Lack:
 
 
 class Copies:
-    """Copies for this node; every `then` is answered once."""
+    """Copies for this node; every `then` is called once."""
 
     def __init__(self, node: NodeId, desk: Desk, areas: RepairAreas) -> None:
         self._node = node
@@ -57,7 +57,7 @@ class Copies:
         self._areas = areas
 
     def fetch(self, replica: DataReplica, specs: Sequence[CloseSpec], then: Copied) -> None:
-        """Put in place what one of `specs` describes, from the first member that has made one."""
+        """Put one of the files that `specs` describe in place, from the first member that has one."""
         lack = _Lack(replica, specs, replica.state, then)
         self._areas.when_taken(replica.group, lambda: self._begin(lack))
 
@@ -66,7 +66,7 @@ class Copies:
         if members and lack.is_current and not self._desk.space.room:
             lack.answers.is_nowhere = True
             return self._ask(lack, [(spec, n) for spec in lack.specs for n in members])
-        # Not at once: when many wait, each would begin the next from inside of its end.
+        # Not at once: if many wait, each would begin the next one recursively.
         return self._desk.later(0, lambda: self._came(lack, None))
 
     def _ask(self, lack: _Lack, whom: list[tuple[CloseSpec, NodeId]]) -> None:
@@ -111,7 +111,7 @@ class Copies:
         return lack.replica.job(ReplaceFile(group, made), self._part_of(lack, placed))
 
     def _part_of(self, lack: _Lack, then: Callable[..., None]) -> Callable[..., None]:
-        """`then`, as a part of this: an exception in it means that nothing came, and the next may begin."""
+        """`then`, as a part of this copy: after an exception in it nothing came, and the next copy begins."""
 
         def failed(why: str) -> None:
             lack.answers = Answers()
@@ -131,6 +131,6 @@ class Copies:
 
 
 def _fits(made: FileMeta, spec: CloseSpec) -> bool:
-    """Whether this is what the log has every member make."""
+    """Whether this is the file that the log has every member make."""
     wanted = spec.slot, spec.partition, spec.schema.table, spec.order
     return (made.name, made.place, made.parked) == (spec.name, wanted, spec.parked)

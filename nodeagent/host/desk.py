@@ -1,4 +1,4 @@
-"""Where the rooms of a host put their effects, and where results find their way back."""
+"""The effect queue of a host: its parts put their effects here and get the results back."""
 
 import heapq
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from nodeagent.model.requests import ErrorReply, Reply, Request
 
 REMOVE_AGAIN_MS = 250
 REMOVE_AGAIN_MS_MAX = 60_000
-"""A directory that cannot be removed is tried after twice as long each time, up to this."""
+"""The wait before the next try to remove a directory doubles with each failure, up to this."""
 
 UNREMOVED_MAX = 64
-"""Directories that are named in the status; all are tried again."""
+"""Directories that the status names; the removal of all is retried."""
 
 To = NodeId | tuple[str, int]
 NOBODY = Owner()
@@ -28,10 +28,11 @@ NOBODY = Owner()
 
 @dataclass(slots=True)
 class Effects:
-    """What the shell must do now. Order between the fields does not matter: the outbox saw to it."""
+    """What the shell must do now, in any order of the fields: the outbox holds back messages that must
+    wait."""
 
     persist: tuple[int, list[LogOp]] | None = None
-    """Batch number and operations; `Host.on_persisted(batch)` when durable."""
+    """Batch number and operations; call `Host.on_persisted(batch)` when they are durable."""
 
     sends: list[tuple[NodeId, list[Routed]]] = field(default_factory=list)
     """One frame per peer."""
@@ -43,17 +44,18 @@ class Effects:
     """Log lines: event name and fields."""
 
     applied: int = 0
-    """Entries that were applied on the way here, and their bytes: what a slow turn did."""
+    """Entries that this turn applied, to explain a slow turn."""
 
     applied_bytes: int = 0
+    """Their bytes."""
 
 
 class Desk:
-    """Numbers jobs and calls and remembers who waits for them; keeps timers.
+    """Numbers jobs and calls, remembers what to run with their results, and runs timers.
 
-    `now` is monotonic, `wall` the wall clock for records, both in milliseconds and set by the host
-    before it deals out an event, as is `space`, what the disk has room for. `owner` is what checkpoints are
-    signed with.
+    The host sets these before it passes on an event: `now`, monotonic, and `wall`, the wall clock for
+    records, both in milliseconds, and `space`, the free space of the disk. Checkpoints are signed with
+    `owner`.
     """
 
     def __init__(self, now: int, wall: int, owner: Owner = NOBODY) -> None:
@@ -66,10 +68,10 @@ class Desk:
         self.calls: list[tuple[int, To, Request]] = []
         self.notes: list[tuple[str, dict[str, object]]] = []
         self._amend: dict[int, Callable[[Reply], Reply]] = {}
-        """token -> what is to be made of the reply to it"""
+        """token -> change of its reply"""
 
         self.unremoved: dict[str, str] = {}
-        """Directories below `data/` that the disk does not remove, and why; they are tried again."""
+        """Directories below `data/` whose removal fails and is retried, and why."""
 
         self.failures = 0
         """Requests, pulls and repairs that ended with an exception."""
@@ -88,29 +90,28 @@ class Desk:
         self.replies.append((token, reply if amend is None else amend(reply)))
 
     def amend(self, token: int, change: Callable[[Reply], Reply]) -> None:
-        """Pass the reply to come through `change`."""
+        """Pass the later reply through `change`."""
         self._amend[token] = change
 
     def refuse(self, token: int, code: str, what: str, next_step: str = "") -> None:
         self.reply(token, ErrorReply(code, what, next_step))
 
     def guarded(self, token: int, what: str, then: Callable[..., None]) -> Callable[..., None]:
-        """`then`, as the rest of the work on request `token`: an exception in it ends that request alone."""
+        """`then`, as the rest of the work on request `token`: an exception in it fails that request only."""
         return partial(self._run_apart, what, partial(self._refuse_failed, token), then)
 
     def isolated(
         self, what: str, then: Callable[..., None], failed: Callable[[str], None]
     ) -> Callable[..., None]:
-        """`then`, as a part of one piece of work: an exception in it ends that work alone, by `failed` with
-        the reason."""
+        """`then`, as a part of one piece of work: an exception in it fails that work only, by calling
+        `failed` with the reason."""
         return partial(self._run_apart, what, failed, then)
 
     def _run_apart(
         self, what: str, failed: Callable[[str], None], then: Callable[..., None], *args: object
     ) -> None:
-        """For what looks at state and answers, or checks and then proposes. What changes state raises
-        `InvariantBroken` when it stops half way, which passes.
-        """
+        """For calls that read state and answer, or check and then propose. A call that changes state and
+        stops half way raises `InvariantBroken`, which is not caught."""
         try:
             then(*args)
         except InvariantBroken:
@@ -119,7 +120,7 @@ class Desk:
             failed(self._note_failure(what, error))
 
     def failed(self, token: int, what: str, error: Exception) -> None:
-        """Request `token` ended with the exception that is being handled."""
+        """Refuse request `token` because of the exception that is being handled."""
         self._refuse_failed(token, self._note_failure(what, error))
 
     def _note_failure(self, what: str, error: Exception) -> str:
@@ -143,10 +144,12 @@ class Desk:
         still: Callable[[], bool] = lambda: True,
         tries: int = 0,
     ) -> None:
-        """Run `job` until its directory is gone, then `then`; a failure is never taken for the end of it.
+        """Run `job` until its directory is removed, then `then`.
 
-        What the disk refuses is named in the status. Given up when `still` says that the directory is needed
-        again, which is asked before each try.
+        Failures are retried without end, and the status names the directory.
+
+        Args:
+            still: asked before each try; False if the directory is needed again, which ends the retries.
         """
         place = _place_of(job)
         if not still():
@@ -157,7 +160,7 @@ class Desk:
             if not isinstance(result, Failed):
                 self.unremoved.pop(place, None)
                 return then()
-            if result.code != Busy.code:  # else a pull is about to stop
+            if result.code != Busy.code:  # busy: a pull is about to stop
                 self._name_unremoved(place, result.what)
             delay_ms = min(REMOVE_AGAIN_MS << min(tries, 16), REMOVE_AGAIN_MS_MAX)
             return self.later(delay_ms, lambda: self.remove(job, then, still, tries + 1))
@@ -192,7 +195,7 @@ class Desk:
             then(reply)
 
     def fire(self) -> None:
-        """Run the timers that are due."""
+        """Run the timers whose time has come."""
         while self._timers and self._timers[0][0] <= self.now:
             heapq.heappop(self._timers)[2]()
 
@@ -202,7 +205,7 @@ class Desk:
 
 
 def _place_of(job: Removal) -> str:
-    """The directory that goes, below `data/`."""
+    """The directory to be removed, below `data/`."""
     match job:
         case DropStaging():
             return f"staging/{job.operation}"

@@ -1,5 +1,5 @@
-"""What a member may report to the meta leader: every member applies what is logged, so evidence that names
-what there is not is refused before it is logged.
+"""Which progress reports of a member the meta leader logs. Every member applies logged reports, so a report
+that names an unknown group or node, or has values out of range, is refused before it is logged.
 """
 
 from collections.abc import Collection
@@ -15,9 +15,9 @@ from nodeagent.model.operation import CopyRecord, Operation, SealResult
 
 
 def unfit(state: MetaState, e: c.Command) -> str:
-    """Why `e`, of a member, is not logged; "" when it may be.
+    """Why the report `e` of a member is not logged, "" if it is.
 
-    Evidence of an operation that is not there, or has ended, may: it has no effect.
+    A report for an unknown or ended operation is logged, because it has no effect.
     """
     if isinstance(e, c.LedAgain):
         return "" if e.group in state.image.groups else f"no group {e.group!r}"
@@ -60,7 +60,7 @@ def _index(index: int) -> str:
 
 def _sealed(result: SealResult) -> str:
     try:
-        if not result.parts:  # else they come by themselves, each with its hash
+        if not result.parts:  # else each part is fetched separately, with its hash
             tables([result.sessions], set())
     except Exception as error:
         return f"the sessions do not decode: {error}"

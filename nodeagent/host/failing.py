@@ -1,8 +1,10 @@
-"""Files that fail to be made here: when each is tried again, when others are asked for it, when it is parked.
+"""Files that fail to be made here: when each is retried, when other members are asked for it, when it is
+parked.
 
-A close and a merge are alike in this. The rows of a close stay in memory, are read from there, and hold their
-log; the files of a merge stay apart. Nothing is lost, only late, so the way is: again, ever more rarely;
-after `COPY_TRIES` another member's file before each try; after `PARK_TRIES` the leader parks it.
+Closes and merges are treated alike. The rows of a failed close stay in memory, are read from there, and pin
+their log; the files of a failed merge stay separate. Nothing is lost, only late, so the file is retried at
+growing intervals; after `COPY_TRIES` another member's file is requested before each try; after `PARK_TRIES`
+the leader parks it.
 """
 
 from collections.abc import Callable
@@ -15,29 +17,32 @@ from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import CloseFiles, CompactFiles, Failed
 
 COPY_TRIES = 3
-"""Failures in a row after which a member that has made the file is asked for it before each next try. When a
-file it is to be made of is damaged, one is enough: nothing else ends that."""
+"""Failures in a row after which other members are asked for the file before each further try. If an input is
+damaged, one failure is enough, because no further try can succeed."""
 
 UNMET_TRIES = 30
-"""Copies that nobody had of what damage keeps from being made, some five minutes, before a person is told."""
+"""Requests for a copy that no member had, if damage keeps the file from being made, before the operator is
+informed: about five minutes."""
 
 PARK_TRIES = 6
-"""Failures of one unit or merge before it is parked: about half a minute, or a minute."""
+"""Failures of a unit or merge before it is parked: about half a minute, or a minute."""
 
 FOREIGN_TRIES = 12
-"""The same, when only another library can make it: each try asks the other members for it, for some 50 s."""
+"""The same if only another TsFile library can make the file: each try asks the other members, for about 50
+s."""
 
 PARK_WHY_MAX = 500
 """Characters of the error that are logged with it."""
 
 SUBSTITUTE_TRIES = 3
-"""Copies of what another library makes that nobody had, before this node's library makes one."""
+"""Requests for a file of another TsFile library that no member had any more, before this node's library makes
+it."""
 
 PASSED = "passed"
-"""Detail of a refusal to export a file: whether it was there and is no more."""
+"""Detail of a refusal to export a file: whether the file existed and no longer does."""
 
 FOREIGN = "foreign"
-"""Code of a failure: this node's library is not the one that the entry names."""
+"""Code of a failure: this node's TsFile library is not the one that the entry names."""
 
 Making = CloseFiles | CompactFiles
 
@@ -46,7 +51,7 @@ Making = CloseFiles | CompactFiles
 class Pace:
     retry_ms: int
     retry_ms_max: int
-    """What fails again and again waits twice as long each time, up to this."""
+    """The wait doubles with each further failure, up to this."""
 
     even_tries: int
     """Tries before it waits longer."""
@@ -62,28 +67,28 @@ class Pace:
 @dataclass(frozen=True, slots=True)
 class Kind:
     what: str
-    """That cannot be done with the rows."""
+    """What cannot be done with the rows, as a participle."""
 
     pace: Pace
 
 
 CLOSE = Kind("stored as a file", Pace(1_000, 60_000, 1, PARK_TRIES))
 MERGE = Kind("merged", Pace(10_000, 640_000, PARK_TRIES, PARK_TRIES))
-"""Each try reads all of the inputs. Only one that cannot even be parked waits longer."""
+"""Each try reads all of the inputs. The wait grows only if the merge cannot be parked either."""
 
 FOREIGN_PACE = Pace(200, 10_000, 2, FOREIGN_TRIES)
-"""A try costs a question to the other members, and one of them is making the file at this moment."""
+"""A try only asks the other members, and one of them is probably making the file now."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """Of the other members that were asked for a file, while none had it."""
+    """What the other members answered that were asked for a file and did not have it."""
 
     is_nowhere: bool = False
-    """There are others, and each said that it has none."""
+    """There are other members, and each answered that it does not have the file."""
 
     has_passed: bool = False
-    """One had it once, or had no row left for it (`DataState.has_passed`)."""
+    """A member had the file once, or has no row left for it (`DataState.has_passed`)."""
 
 
 Copied = Callable[[FileMeta | None, Answers], None]
@@ -97,23 +102,23 @@ class Failing:
     kind: Kind
     spec: CloseSpec
     index: int
-    """Of the entry that has it made."""
+    """Index of the entry that asks for the file."""
 
     tries: int = 0
-    """For a reason of its own: want of space is none, nor damage, which a repair ends."""
+    """Failures, except those for lack of space, and those for damage, which a repair ends."""
 
     why: str = ""
     is_damaged: bool = False
-    """For damage of an input that was found the last time."""
+    """Whether the last try failed because an input is damaged."""
 
     is_foreign: bool = False
-    """For what makes it elsewhere is another library: no try helps, another member's file does."""
+    """Whether another TsFile library makes it on the other members: only their file helps, no further try."""
 
     unmet: int = 0
-    """How often in a row no other member had it."""
+    """How often in a row no other member had the file."""
 
     passed: int = 0
-    """How often one that was asked had it no more."""
+    """How often a member that was asked no longer had the file."""
 
     @classmethod
     def of(cls, job: Making, spec: CloseSpec) -> "Failing":
@@ -124,7 +129,7 @@ class Failing:
     @property
     def trouble(self) -> str:
         where = _place(self.spec.partition, self.spec.schema.table)
-        lost = ", and no other member has what becomes of them" if self.is_lost else ""
+        lost = ", and no other member has the file that is to be made of them" if self.is_lost else ""
         return f"{where} cannot be {self.kind.what}, tried {self.tries} times{lost}: {self.why}"
 
     @property
@@ -133,19 +138,19 @@ class Failing:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether another member is expected to have made it in a moment: no trouble yet."""
+        """Whether another member is expected to make the file soon, so that this is no trouble yet."""
         return self.is_foreign and self.tries < FOREIGN_TRIES
 
     def wants_substitute(self, *, is_input: bool) -> bool:
-        """Whether to make with this node's library what another library should. Its bytes are compared with
-        nobody's: a compaction that is logged takes it in (`is_input`), or it is over for the others."""
+        """Whether to make with this node's TsFile library a file that another library should make. Its bytes
+        are never compared: a logged compaction merges it (`is_input`), or the others no longer have it."""
         if not self.is_foreign:
             return False
         return self.passed >= SUBSTITUTE_TRIES or (is_input and self.tries >= FOREIGN_TRIES)
 
     @property
     def is_lost(self) -> bool:
-        """Whether no try will help, as far as one can tell."""
+        """Whether apparently no further try can succeed."""
         return self.is_damaged and self.unmet >= UNMET_TRIES
 
     @property
@@ -168,9 +173,11 @@ class Failing:
         self.passed += answers.has_passed
 
     def parked(self) -> Park | None:
-        """What the leader logs, once there was time for what passes (a worker that was killed, memory) and
-        for a copy of what only this member cannot do; if it came too early, it costs only bytes. What is
-        logged once more changes nothing."""
+        """The entry with which the leader parks the file; None if it is too early.
+
+        Passing reasons (a killed worker, lack of memory) and a copy from another member come first. Parking
+        too early only costs bytes, and a repeated entry changes nothing.
+        """
         spec = self.spec
         if self.tries < self.pace.park_tries or spec.parked:
             return None
@@ -179,7 +186,7 @@ class Failing:
 
 
 def specs_of(job: Making | None) -> tuple[CloseSpec, ...]:
-    """The files it is to make."""
+    """The files that the job is to make."""
     if isinstance(job, CompactFiles):
         return (job.unit.spec,)
     return tuple(u.spec for u in job.units) if job is not None else ()

@@ -1,10 +1,9 @@
-"""What a start finds of each group, and which parts of it do not belong together. Pure.
+"""Checks at the start whether the log and the checkpoint of each group belong together. Pure.
 
-A log and a checkpoint name one another: the checkpoint says whose it is and in which start of the node it
-was written, and it never ends before the log begins. The log says which checkpoint it needs at least: an
-older one names files that were removed since, or lacks those whose staged copies were. What does not fit was
-lost, copied from elsewhere or is older than the rest: a group that goes on from there votes without its
-memory or never finds its files.
+The checkpoint says whose it is and in which start of the node it was written, and it never ends before the
+log begins. The log says which checkpoint it needs at least: an older checkpoint names files that were removed
+later, or lacks files whose staged copies were removed. If the two do not fit, one was lost, copied from
+elsewhere or is older: a group that continued from there would vote without its memory or lack its files.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +21,7 @@ from nodeagent.model.ids import META, GroupId, Owner
 
 
 class Found(Protocol):
-    """What the log held of one group."""
+    """The records of one group in the log."""
 
     @property
     def base(self) -> Base: ...
@@ -33,7 +32,7 @@ class Found(Protocol):
 
 
 class Lost(Protocol):
-    """Entries of a group that its log may have promised and cannot read."""
+    """Records of a group that may contain promises and cannot be read."""
 
     @property
     def group(self) -> GroupId: ...
@@ -42,14 +41,14 @@ class Lost(Protocol):
 
 
 def is_traceless(found: Found) -> bool:
-    """Whether the log knows nothing of the group but perhaps that it was to join with nothing."""
+    """Whether the log has no record of the group, except perhaps that an empty replica was to join."""
     empty = not found.entries and found.hard == HardState()
     return empty and not found.base.index and not found.base.config.members
 
 
 def is_blank(payload: bytes | None) -> bool:
-    """Whether a data group's checkpoint, if any, is the one a new replica begins with: no row, no file. One
-    that another release wrote is none."""
+    """Whether a data group has no checkpoint, or that of a new replica, without rows and files. A checkpoint
+    that this release cannot decode counts as one with data."""
     if payload is None:
         return True
     try:
@@ -60,11 +59,11 @@ def is_blank(payload: bytes | None) -> bool:
 
 
 def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> str:
-    """Why this log and this checkpoint are not both of `group` on this node, as it is now; "" if they are."""
+    """Why this log and this checkpoint are not the current ones of `group` on this node; "" if they are."""
     place = f"data/groups/{group}/checkpoint"
     if payload is None:
         is_needed = found.base.index > 0 if group == META else not is_traceless(found)
-        return f"{place} is missing, and the log goes on from it" if is_needed else ""
+        return f"{place} is missing, and the log continues from it" if is_needed else ""
     try:
         saved = msgspec.msgpack.decode(payload, type=Saved)
     except UNDECODABLE as error:
@@ -75,9 +74,9 @@ def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> 
     if (owner.node or me.node) != me.node or (owner.incarnation or me.incarnation) != me.incarnation:
         return f"{place} is that of {owner.node} {owner.incarnation}, this is {me.node} {me.incarnation}"
     if owner.start > me.start > 0:
-        return f"{place} was written in start {owner.start} of this node, node.id knows of {me.start} only"
+        return f"{place} was written in start {owner.start} of this node, but node.id counts only {me.start}"
     if group == META and is_traceless(found):
-        return f"the log knows nothing of the meta group, and {place} is there"
+        return f"the log has no record of the meta group, but {place} exists"
     if saved.base.index < found.base.index:
         return (
             f"{place} is an older one: it ends at entry {saved.base.index}, "
@@ -92,14 +91,14 @@ def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> 
 
 
 def _is_overtaken(saved: Saved, found: Found) -> bool:
-    """Whether own checkpoints have followed this state of a peer, which has no number. One that was installed
-    a moment ago is ahead of the log's beginning."""
+    """Whether own checkpoints followed this state of a peer, which has no number. A state that was installed
+    last ends after the log's beginning."""
     return saved.sent and found.base.checkpoint > 0 and saved.base.index <= found.base.index
 
 
 def unsaid(groups: Mapping[GroupId, tuple[Found, bytes | None]]) -> list[LogOp]:
-    """What the log must say before a sweep removes what these checkpoints, which fit it, do not name: a crash
-    came between a checkpoint and the record of it."""
+    """Records that the log lacks because of a crash between a checkpoint and its record. They must be durable
+    before a sweep removes the files that these checkpoints, which fit the log, do not name."""
     found: list[LogOp] = []
     for group, (log, payload) in sorted(groups.items()):
         number = msgspec.msgpack.decode(payload, type=Saved).base.checkpoint if payload is not None else 0
@@ -110,9 +109,9 @@ def unsaid(groups: Mapping[GroupId, tuple[Found, bytes | None]]) -> list[LogOp]:
 
 
 def lost_meta(groups: Mapping[GroupId, tuple[Found, bytes | None]], holding: Collection[GroupId]) -> str:
-    """Why the meta group's log was lost; "" when it is there, or nothing else is.
+    """Why the meta group's log must have been lost; "" if it is there, or if there are no other groups.
 
-    Every node follows the meta group before it is in any other.
+    Every node follows the meta group before it joins any other.
     """
     if META in groups and not is_traceless(groups[META][0]):
         return ""
@@ -121,14 +120,14 @@ def lost_meta(groups: Mapping[GroupId, tuple[Found, bytes | None]], holding: Col
         for group, (found, payload) in sorted(groups.items())
         if group != META and not (is_traceless(found) and is_blank(payload) and group not in holding)
     ]
-    return f"the log knows nothing of the meta group, data/groups holds {', '.join(held)}" if held else ""
+    return f"the log has no record of the meta group, but data/groups holds {', '.join(held)}" if held else ""
 
 
 def foreign(group: GroupId, error: Exception) -> str:
-    """Why a group whose checkpoint is whole, and cannot be taken for a state, does not run."""
+    """Why a group does not run whose checkpoint is intact but cannot be decoded."""
     if isinstance(error, NodeAgentError):
         return f"{error.what}: {error.next_step}"
     return (
-        f"the checkpoint of {group} is of a release that this one does not know"
+        f"the checkpoint of {group} was written by a release that this one cannot read"
         f" ({type(error).__name__}: {error}): upgrade this node"
     )

@@ -1,9 +1,9 @@
-"""How old what a replica holds may be: the bound of `mid` reads.
+"""The age of a replica's state, which bounds `mid` reads.
 
-A replica asks its leader for a read index (`Raft.read`). When the answer has come and the state has reached
-it, everything acknowledged before the question is here, so the time of the question is the state's age. Only
-this process's monotonic clock is looked at: how long a message took and what wall clocks show is no matter,
-and a leader that was cut off from its quorum confirms nothing.
+A replica asks its leader for a read index (`Raft.read`). Once the state has applied that index, it holds
+everything that was acknowledged before the question, so the age counts from the question. Only this process's
+monotonic clock is used: message delays and wall clocks do not matter, and a leader without its quorum
+confirms nothing.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from nodeagent.host.desk import Desk
 Read = Callable[[Callable[[], None], Callable[[str], None]], None]
 
 ASK_AGAIN_MS = 500
-"""After a question that failed; requests that wait ask at once."""
+"""After a question that failed; a bounded read asks at once."""
 
 
 class Freshness:
     """
     Args:
         read: runs the first call once the state holds what was acknowledged before, the second if it cannot.
-        seen: the last entry the state was given. It may go back, to an older state that was installed.
+        seen: the last entry given to the state; it decreases if an older state is installed.
     """
 
     def __init__(self, desk: Desk, read: Read, seen: Callable[[], int]) -> None:
@@ -28,30 +28,30 @@ class Freshness:
         self._read = read
         self._seen = seen
         self._confirmed: tuple[int, int] | None = None
-        """(when it was asked, the last entry of the state when it had reached the answer)"""
+        """(time of the question, last entry given to the state when it had applied the read index)"""
 
         self._asked_at: int | None = None
-        """Since when an answer is waited for."""
+        """Time of the open question."""
 
         self._not_before = desk.now
         self._waiting: list[tuple[int, Callable[[], None], Callable[[int], None]]] = []
-        """(bound, what to do within it, what else, with the age): those that the next answer is for."""
+        """(bound in ms, call if the age is within it, call with the age if not) of requests that wait."""
 
     @property
     def age_ms(self) -> int:
-        """Everything acknowledged before that is here; -1 when no leader confirmed it yet."""
+        """Everything acknowledged before that age is here; -1 if no leader has confirmed that yet."""
         if self._confirmed is None or self._seen() < self._confirmed[1]:
             return -1
         return self._desk.now - self._confirmed[0]
 
     def refresh(self, older_than_ms: int) -> None:
-        """Ask for a new confirmation when the last one is older; called now and then."""
+        """Ask for a new confirmation if the last is older than this; called now and then."""
         age = self.age_ms
         if (age < 0 or age > older_than_ms) and self._desk.now >= self._not_before:
             self._ask()
 
     def within(self, bound_ms: int, then: Callable[[], None], failed: Callable[[int], None]) -> None:
-        """Run `then` when the state is no older than `bound_ms`, at once or after asking; else `failed`, with
+        """Run `then` if the state is no older than `bound_ms`, now or after a question; else `failed` with
         the age."""
         if 0 <= self.age_ms <= bound_ms:
             then()

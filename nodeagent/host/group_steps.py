@@ -24,7 +24,7 @@ from nodeagent.scaling import groups, membership
 
 
 class GroupSteps:
-    """One step of every group per call; nothing is remembered but what was last proposed."""
+    """Takes one step of every group per call; only the last proposals are remembered."""
 
     def __init__(
         self,
@@ -50,14 +50,18 @@ class GroupSteps:
         """group -> (term, index) of the last command proposed; no other before it is applied"""
 
         self._awaited: dict[GroupId, tuple[int, int]] = {}
-        """Those of `_proposed`, and configs, that were not seen applied yet."""
+        """Entries of `_proposed`, and configurations, that are not known to be applied yet."""
 
     def begin(self, op: Operation | None) -> None:
-        """Sessions are fetched for the open operation alone, while it needs some."""
+        """Fetch sessions for the open operation only, and only in the stages that need them."""
         self._parts.begin(op.id if op is not None and op.stage in (Stage.SEALED, Stage.OPEN) else "")
 
     def drive(self, op: Operation) -> set[GroupId]:
-        """Returns the groups whose `Adopt` this node must compose and for which it lacks descriptions."""
+        """Take the next step of every group led here.
+
+        Returns:
+            The groups whose `Adopt` this node must compose and for which it lacks descriptions.
+        """
         self._report_ready(op)
         wanted: set[GroupId] = set()
         for replica in self._replicas.data.values():
@@ -66,7 +70,7 @@ class GroupSteps:
         return wanted
 
     def _report_ready(self, op: Operation) -> None:
-        """Of which groups this node can be a source, and which it can join."""
+        """Report the groups in which this node can be a source, and those that it can join."""
         states = {g: r.state for g, r in self._replicas.data.items() if r.state.rows.recovered}
         now = self._cluster.record_now
         for report in groups.sources_due(op, self._node, states, now):
@@ -75,9 +79,10 @@ class GroupSteps:
             self._reports.report(report.command)
 
     def recover(self) -> None:
-        """Groups that lost their majority and were given up: this node may be the one to go on with.
+        """Force the recovery of groups without a majority if this node is their recovery leader.
 
-        The log itself tells whether it was done: its last config is the recovery's, or of a later operation.
+        The log itself says whether that was done: its last configuration is then that of the recovery or of a
+        later operation.
         """
         for group, record in self._cluster.meta.image.groups.items():
             replica = self._replicas.data.get(group)
@@ -91,7 +96,7 @@ class GroupSteps:
                 config = Config(record.members, (), recovery.operation)
                 try:
                     replica.raft.force(config, recovery.term, self._desk.now)
-                except Refused as error:  # a lost leader is heard for an election timeout longer
+                except Refused as error:  # the lost leader counts for one election timeout
                     self._desk.note("recover_later", group=group, why=error.what)
                 else:
                     self._desk.note(
@@ -99,11 +104,8 @@ class GroupSteps:
                     )
 
     def is_due(self) -> bool:
-        """Whether an entry that `drive` logged was applied since the last call, or sessions came: the next
-        step waits for it.
-
-        Slots stand closed between these steps, so they do not wait for the clock.
-        """
+        """Whether an entry that `drive` logged was applied since the last call, or sessions came, so that the
+        next step can be taken. Slots are closed between these steps, so they do not wait for the clock."""
         came = self._parts.have_come()
         if not self._awaited:
             return came
@@ -159,7 +161,7 @@ class GroupSteps:
                 self.propose(replica, [*schemas_due(self._cluster.meta, replica.state, adopt), *adopt])
 
     def propose(self, replica: DataReplica, batch: list[bytes]) -> bool:
-        """Log entries whose application the group's next step waits for; False: refused."""
+        """Log entries; the group's next step waits until they are applied. Returns False if refused."""
         first = replica.propose(batch)
         if first is None:
             return False
@@ -179,8 +181,9 @@ class GroupSteps:
 
 
 def schemas_due(known: MetaState, state: DataState, adopt: list[bytes]) -> list[bytes]:
-    """`UseSchema` for every table with files to adopt that the group knows less of than this node. So no
-    file of the group has a column that its schema in use lacks: what is made of it would lack it too."""
+    """`UseSchema` for every table with files to adopt whose schema in the group is older than the one known
+    here. So no file of the group has a column that the schema in use lacks, which files made of it would lack
+    too."""
     tables = {
         (item.meta.partition.storage_group, item.meta.table)
         for entry in adopt

@@ -47,16 +47,15 @@ DRIVE_MS = 100
 HOUSEKEEPING_MS = 200
 EXPIRE_MS = 60_000
 META_WAIT_MS = 60_000
-"""After a start files are not made before the meta state is current, but for this long at most: without a
-leader of the meta group it may never be."""
+"""After a start files are made only once the meta state is current, or after this time: without a leader of
+the meta group it may never become current."""
 
 QUIET_MS = 1_000
 """After a start no vote is given for this long, which is less than any election timeout."""
 
 
 class Host:
-    """See the module. It puts the parts together and deals out what happens; what it leads to is their
-    business."""
+    """See the module. It assembles the parts and passes events to them."""
 
     def __init__(self, life: Life) -> None:
         self.context = context = Context(life)
@@ -98,7 +97,8 @@ class Host:
         self.status = Status(context, self.replicas, self.admission, self.own_standing, self.peers)
         quiet_ms = min(QUIET_MS, config.raft.election_timeout_ms * 2 // 3) if life.start > 1 else 0
         self._votes_from = life.now + quiet_ms
-        """Until then the peers have the time to say that this directory is an older copy."""
+        """No vote is given before this time, so that peers can report that this directory is an older
+        copy."""
 
         self._turn = 0
         self._drive_at = self._house_at = life.now
@@ -108,9 +108,9 @@ class Host:
     # --- events ------------------------------------------------------------------------------------
 
     def standing(self, node: NodeId, incarnation: str, now: int) -> Standing:
-        """Whether a peer is heard; to be asked before each of its frames is handed in.
+        """The membership status of a peer, to be checked before each of its frames is passed on.
 
-        Effects may follow: other members are asked about a node that this one does not know.
+        Effects may follow: members are asked about a node that this node does not know.
         """
         self.desk.now = now
         return self.peers.standing(node, incarnation)
@@ -148,7 +148,7 @@ class Host:
             replica.snapshots.on_expired(names)
 
     def on_disk(self, free: int, total: int, now: int) -> None:
-        """What the disk with log and data has, in bytes; told every fraction of a second."""
+        """The free and total bytes of the disk with log and data, measured every fraction of a second."""
         self.desk.now = now
         data, space = self.replicas.data, self.desk.space
         before = space.is_low
@@ -159,14 +159,14 @@ class Host:
             self.desk.note("writes_refused" if space.is_low else "writes_taken_again", why=space.why)
 
     def on_retired(self, why: str, now: int) -> None:
-        """A peer will not hear this node, because its incarnation was retired."""
+        """A peer refuses this node because its incarnation was retired."""
         self.desk.now = now
         self.own_standing.retired(why)
 
     def on_older_copy(self, why: str, now: int) -> None:
-        """A peer knows of a later start of this directory, or of entries that this node forgot.
+        """A peer knows a later start of this directory, or entries that this node acknowledged and lacks.
 
-        From now on it neither votes nor acknowledges nor serves. The shell keeps that on disk.
+        From now on this node neither votes nor acknowledges nor serves. The shell stores that on disk.
         """
         self.desk.now = now
         if not self.own_standing.older_copy:
@@ -179,7 +179,7 @@ class Host:
         self.desk.on_reply(call, reply)
 
     def on_meta(self) -> None:
-        """Meta entries were applied: addresses, groups and due work may have changed."""
+        """Meta entries were applied: addresses, groups and next actions may have changed."""
         self._drive_at = self.desk.now
         if self._bootstrap.is_due:
             self._bootstrap.propose()
@@ -199,7 +199,7 @@ class Host:
 
     def _keep_house(self) -> None:
         for replica in self.replicas:
-            # A meta checkpoint says that what it takes away is gone.
+            # A meta checkpoint claims that the files of the groups it no longer names are removed.
             if not self.lifecycle.is_removing or replica is not self.cluster.meta_replica:
                 replica.checkpoints.maybe_save()
         for replica in self.replicas:
@@ -219,7 +219,7 @@ class Host:
                 held.sessions.expire()
 
     def hand_over(self, now: int) -> bool:
-        """The node is about to stop: others take over what it leads. Call again until it is False."""
+        """The node is about to stop: transfer its leaderships. Call repeatedly until it returns False."""
         self.desk.now = now
         return self.leadership.hand_over()
 
@@ -234,7 +234,7 @@ class Host:
 
     @property
     def no_room(self) -> str:
-        """Why no files may be copied here for now, "" when they may."""
+        """Why no files may be copied here for now, "" if they may."""
         return self.desk.space.why if self.desk.space.is_low else ""
 
     @property
@@ -245,8 +245,8 @@ class Host:
     # --- effects -----------------------------------------------------------------------------------
 
     def take(self) -> Effects:
-        """Everything to do now, but for entries to apply past the turn's budget: the next call goes on with
-        those. One persist batch and one frame per peer, however much happened."""
+        """Everything to do now, except entries to apply beyond the turn's budget, which the next call takes.
+        One persist batch and one frame per peer, however much happened."""
         budget = Budget()
         self._turn += 1
         replicas = self.replicas.in_turn(self._turn)
@@ -256,7 +256,7 @@ class Host:
                 self._drive_at = self.desk.now + DRIVE_MS
                 self.operations.drive()
                 worked.append(True)
-                replicas = self.replicas.in_turn(self._turn)  # others may be there now
+                replicas = self.replicas.in_turn(self._turn)  # replicas may have been created or removed
             if not any(worked):
                 break
         self.seal_waits.look()

@@ -1,9 +1,11 @@
-"""Who should lead: each group its header, a draining or stopping node none that another can lead, a node that
-is short of room none that a node with room can lead, and one that cannot bring a member up to date none that
-another can.
+"""Which node should lead each group.
 
-Nothing here is needed for safety; every hand-over is Raft's own (thesis 3.10) to a voter that is caught up
-and was just heard, so that it costs no election timeout.
+By preference a group is led by its group owner. A draining or stopping node hands over every group that
+another node can lead; so does a node that is short of disk space to nodes that have some, and a node that
+cannot send a member the snapshot it needs to a node that can.
+
+Nothing here is needed for safety; every leadership transfer is Raft's own (thesis 3.10), to a voter that is
+caught up and was just heard, so that it costs no election timeout.
 """
 
 from nodeagent.host.context import Context
@@ -15,15 +17,16 @@ from nodeagent.raft.progress import ProgressState
 
 PREFER_HEADER_MS = 3_000
 RETRY_MS = 10_000
-"""A node that did not take a group over is not asked again for this long. The group takes no writes while it
-is asked, and it may hold everything and answer and still not get to lead: its disk stands still."""
+"""A node that did not take over a group is not asked again for this long. The group takes no writes during a
+transfer, and a node may be caught up and answer and still not become leader, because its disk is stuck."""
 
 SHORT_MS = 60_000
-"""A header that was short of room is not preferred for this long: room comes and goes while disks fill."""
+"""A group owner that was short of disk space is not preferred for this long, because space comes and goes
+while disks fill."""
 
 
 class Leadership:
-    """`prefer` now and then, `give_away` while draining, `hand_over` before the node stops."""
+    """`keep` runs at every housekeeping, `hand_over` before the node stops."""
 
     def __init__(self, context: Context, replicas: Replicas, peers: Peers) -> None:
         self._node = context.node
@@ -35,25 +38,26 @@ class Leadership:
         self._prefer_at = context.desk.now + PREFER_HEADER_MS
         self._led_before: set[GroupId] = set()
         self._short_at: dict[NodeId, int] = {}
-        """When a voter of a group that is led here was seen last to be short of room."""
+        """When a voter of a group that is led here was last short of disk space."""
 
         self._stopping = False
         self._led_in: dict[GroupId, int] = {}
-        """The first term in which this node, which stops, was seen to lead a group."""
+        """The first term in which this node led a group after it began to stop."""
 
         self._asked_at: dict[tuple[GroupId, NodeId], int] = {}
-        """When a node was asked to take over a group. Forgotten when this node leads it no more, or after
-        `RETRY_MS`; while this node stops, never."""
+        """When a node was asked to take over a group. Forgotten when this node no longer leads the group, or
+        after `RETRY_MS`, but never while this node stops."""
 
     @property
     def shunned(self) -> bool:
-        """Whether this node should lead nothing. One whose meta group stopped knows of no new table."""
+        """Whether this node avoids leadership: it stops, it drains, or its meta replica is stopped, so that
+        it learns of no new partition table."""
         meta = self._cluster.meta_replica
         return self._stopping or self._is_draining(self._node) or (meta is not None and bool(meta.stopped))
 
     def timeout_share(self, group: GroupId) -> float:
-        """For an election timeout in [t, 2t): the header tends to be first. A shunned node is last, in
-        [2t, 3t): it leads only what nobody else can."""
+        """Draw the place of an election timeout in [t, 2t), where the group owner tends to be first. A node
+        that avoids leadership draws from [2t, 3t): it leads only groups that no other node can lead."""
         value = self._random.random()
         if self.shunned:
             return 1.0 + value
@@ -80,10 +84,13 @@ class Leadership:
             self._prefer_headers()
 
     def hand_over(self) -> bool:
-        """Hand everything led here to others, for this node stops; whether any of it is still under way.
+        """Transfer the leadership of every group led here, because this node stops.
 
-        Nobody is asked twice for the same group, and one that comes back is let be: the others are stopping
-        too.
+        No node is asked twice for the same group, and a group whose leadership returns is kept, because the
+        other nodes are stopping too.
+
+        Returns:
+            Whether a transfer is in progress or can still be tried.
         """
         self._stopping = True
         busy = False
@@ -111,8 +118,8 @@ class Leadership:
                 self._short_at |= dict.fromkeys(replica.raft.short_of_room(), now)
 
     def _leave_to_room(self) -> None:
-        """Hand over each group that would take rows elsewhere: most of its voters have room, and one of those
-        can lead it. Where no majority has room another leader would refuse rows as well."""
+        """Hand over each group that takes rows under another leader: a majority of its voters has disk space,
+        and one of those can lead it. Without such a majority another leader would refuse rows as well."""
         for replica in self._replicas.data.values():
             if not replica.leads:
                 continue
@@ -125,7 +132,7 @@ class Leadership:
 
     def _leave_to_sources(self) -> None:
         """Hand over each group with a member that needs a snapshot and holds files of sealed slots that are
-        not here: it gets one from a leader that holds them too, or waits until the change is over."""
+        not here: only a leader with those files can send it one before the change has ended."""
         for replica in self._replicas.data.values():
             if not replica.leads or not any(s.hollow for s in replica.state.slots.sealed.values()):
                 continue
@@ -144,10 +151,10 @@ class Leadership:
                 self.transfer(replica, target)
 
     def _prefer_headers(self) -> None:
-        """Hand each group to its header, so that leaders spread over the ring.
+        """Hand each group to its owner, so that leaders spread over the ring.
 
-        Not what was not led the last time already: it may just have been taken over from a header that is
-        stopping and was heard a moment ago.
+        A group that was not led here at the last call is skipped: this node may just have taken it over from
+        an owner that is stopping but was heard a moment ago.
         """
         led = {g for g, r in self._replicas.data.items() if r.leads}
         for group in sorted(led & self._led_before):
@@ -172,7 +179,7 @@ class Leadership:
         self._asked_at[replica.group, target] = self._desk.now
 
     def is_at_hand(self, replica: Replica, node: NodeId) -> bool:
-        """Whether `node` is caught up, was just heard, and was not asked in vain to take over."""
+        """Whether `node` is caught up, was just heard, and has not just failed to take over the group."""
         if node == self._node:
             return replica.leads
         heard = self._desk.now - self._peers.heard.get(node, -PREFER_HEADER_MS)
@@ -180,7 +187,7 @@ class Leadership:
         return heard < PREFER_HEADER_MS and not asked and replica.raft.caught_up(node)
 
     def _successor(self, replica: Replica) -> NodeId | None:
-        """Another voter that may lead: one with room, the header first."""
+        """Another voter that may lead: preferably one with disk space, then the group owner."""
         voters = sorted(replica.raft.log.config.voters)
         if replica.group != META:
             voters.sort(key=lambda v: (not replica.raft.has_room(v), v != header_of(replica.group)))

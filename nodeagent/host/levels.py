@@ -10,11 +10,14 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import NodeRecord
 
 PEERS_SPARE = 64
-"""Nodes that are no members, or not yet, whose levels are kept at least."""
+"""The levels of at least this many nodes that are not members (any more or yet) are kept."""
 
 
 class PeerLevels:
-    """`own` are those of this node; the others' come with their hellos, by incarnation."""
+    """
+    Args:
+        own: the levels of this node; peers send theirs in their hellos.
+    """
 
     def __init__(self, node: NodeId, own: Levels) -> None:
         self.own = own
@@ -22,21 +25,22 @@ class PeerLevels:
         self._heard: dict[str, Levels] = {}
 
     def meet(self, incarnation: str, levels: Levels) -> None:
-        """A peer's hello: what its newest process speaks."""
+        """Note the levels in a peer's hello."""
         self._heard[incarnation] = levels
 
     def common(self, nodes: Collection[NodeRecord]) -> int:
-        """The highest level that all of them speak, as far as they said: that of a cluster they form."""
+        """The highest level that all of these nodes speak, for a cluster that they form; a node that was not
+        heard counts as speaking the first."""
         spoken = [self._levels_of(n) or Levels(FIRST, FIRST) for n in nodes]
         return max(self.own.oldest, min((levels.newest for levels in spoken), default=FIRST))
 
     def prune(self, members: Collection[str]) -> None:
-        """Forget incarnations that left, when there are many."""
+        """Forget incarnations that left, once there are many."""
         if len(self._heard) > 2 * len(members) + PEERS_SPARE:
             self._heard = {i: levels for i, levels in self._heard.items() if i in members}
 
     def check_raise(self, level: int, image: Image, is_silent: Callable[[NodeId], bool]) -> None:
-        """To be asked on the leader of the meta group, which hears from every node.
+        """Check on the leader of the meta group, which hears from every node, that `level` may be raised to.
 
         Raises:
             Refused: a node does not speak `level`, or it is not known whether it does; nothing was changed.

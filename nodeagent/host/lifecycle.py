@@ -1,4 +1,4 @@
-"""Makes and removes the replicas of this node, so that they are what the meta state says, and only that."""
+"""Creates and removes the replicas of this node, so that they are exactly those that the meta state names."""
 
 from collections.abc import Callable, Collection
 
@@ -24,7 +24,10 @@ CREATE_AGAIN_MS = 1_000
 
 
 class Lifecycle:
-    """`on_meta` looks at the meta state once more: what was under way here is over."""
+    """
+    Args:
+        on_meta: checks the meta state once more, after a creation or removal has ended here.
+    """
 
     def __init__(
         self,
@@ -46,18 +49,18 @@ class Lifecycle:
         self._creating: set[GroupId] = set()
         self._removing: set[GroupId] = set()
         self.left: dict[GroupId, HardState] = {}
-        """What the log remembers of groups that this node left."""
+        """Term and vote that the log stores for groups that this node left."""
 
         self._joined: dict[GroupId, str] = {}
-        """Groups this node is joining, and for which operation."""
+        """Groups that this node is joining -> the operation."""
 
     @property
     def is_removing(self) -> bool:
-        """Whether files of a removed replica may still be there."""
+        """Whether files of a removed replica may still be on disk."""
         return bool(self._removing)
 
     def joined(self, operation: str) -> set[GroupId]:
-        """Replicas here that were made to join their group by `operation`."""
+        """Groups whose replica here was created to join by `operation`."""
         return {g for g, op in self._joined.items() if op == operation and g in self._replicas.data}
 
     # --- making ------------------------------------------------------------------------------------
@@ -68,7 +71,7 @@ class Lifecycle:
         self._found(self._builder.meta(log, self.left.pop(META, HardState()), state))
 
     def _create_data(self, group: GroupId, config: Config, state: DataState) -> None:
-        """The first slots are in no log entry, so the checkpoint comes before the first promise."""
+        """The initial slots are in no log entry, so the checkpoint is written before the first promise."""
         base = Base(state.applied, 0, config, checkpoint=1)
         saved = Saved(base, encode_checkpoint(state.checkpoint()), group=group, owner=self._desk.owner)
         self._creating.add(group)
@@ -76,7 +79,7 @@ class Lifecycle:
         def created(result: JobResult) -> None:
             self._creating.discard(group)
             if self._own_standing.older_copy:
-                return  # the group may have been here before
+                return  # the group may have had a replica here before
             if isinstance(result, Failed):
                 self._desk.later(CREATE_AGAIN_MS, self._on_meta)
                 return
@@ -91,7 +94,7 @@ class Lifecycle:
         self._desk.job(SaveCheckpoint(group, msgspec.msgpack.encode(saved)), created)
 
     def _found(self, replica: Replica) -> None:
-        """Write the first records of a replica just made into the log."""
+        """Write the first records of a new replica into the log."""
 
         def founded() -> None:
             replica.condition.founding = False
@@ -99,10 +102,10 @@ class Lifecycle:
         replica.condition.founding = True
         self._outbox.persist(replica.group, replica.first_records(), founded)
 
-    # --- the meta state says -----------------------------------------------------------------------
+    # --- following the meta state ------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Create and remove replicas so that they are what the meta state says."""
+        """Create and remove replicas so that they are those that the meta state names."""
         if not self._cluster.is_current:
             return
         data, groups = self._replicas.data, self._cluster.meta.image.groups
@@ -115,18 +118,18 @@ class Lifecycle:
             replaced = op is None or op.id != operation or group not in joining
             known = groups.get(group)
             if replaced and group in data and (known is None or self._node not in known.members):
-                self._remove(group)  # what it got was for an operation that was cancelled
+                self._remove(group)  # it was created for an operation that was cancelled
         self._joined = {g: op.id for g in joining} if op is not None else {}
         for group in joining & set(data):
             sealed = data[group].state.slots.sealed
-            is_ready = op is not None and (group, self._node) in op.joined  # what it promised must stay
+            is_ready = op is not None and (group, self._node) in op.joined  # it must not be undone
             if not is_ready and any(s.hollow and name != self._joined[group] for name, s in sealed.items()):
-                self._remove(group)  # the same, when the cancel came while this node was down
+                self._remove(group)  # the operation was cancelled while this node was down
         for group in list(data):
             current = groups.get(group)
             if current is None or (self._node not in current.members and group not in needed):
                 self._remove(group)
-        for group in self.left.keys() - groups.keys():  # gone for good: no group has its id again
+        for group in self.left.keys() - groups.keys():  # removed; group ids are never reused
             del self.left[group]
             self._outbox.persist(group, [Forget(group)])
 
@@ -137,7 +140,7 @@ class Lifecycle:
         return {c.group for c in op.changes if c.joins == self._node}
 
     def _giving(self, op: Operation | None) -> set[GroupId]:
-        """Groups of which the open operation needs what this node has from before."""
+        """Groups that this node leaves or gives slots of, and whose data here the open operation needs."""
         if op is None:
             return set()
         members = {c.group for c in op.changes if self._node in c.before}
@@ -161,8 +164,8 @@ class Lifecycle:
     def _settle_unlogged(
         self, op: Operation | None, joining: Collection[GroupId], needed: Collection[GroupId]
     ) -> None:
-        """What the log knows nothing of goes when the committed meta state says that this node has no part in
-        the group. If it has, an empty directory is made use of; one with data stays damaged."""
+        """Remove directories without a record in the log if the committed meta state does not name this node
+        in their group. If it does, an empty directory is reused, and one with data stays damaged."""
         replicas = self._replicas
         for group, blank in list(replicas.unlogged.items()):
             record = self._cluster.meta.image.groups.get(group)
@@ -200,7 +203,8 @@ class Lifecycle:
         self._desk.remove(RemoveGroup(group), gone)
 
     def drop_install_later(self, area: str) -> None:
-        """A snapshot half fetched by an earlier life goes, unless its leader offered it again."""
+        """Remove the files of a snapshot that an earlier process began to pull, unless the leader offers it
+        again."""
 
         def is_unused() -> bool:
             return not any(r.installs.is_in(area) for r in self._replicas)
@@ -208,7 +212,7 @@ class Lifecycle:
         self._desk.later(INSTALL_KEEP_MS, lambda: self._desk.remove(DropStaging(area), still=is_unused))
 
     def stop_all(self, why: str) -> None:
-        """No replica runs any more; what is on disk stays as it is."""
+        """Stop all replicas; the disk stays as it is."""
         stopped = list(self._replicas)
         self._replicas.damaged |= dict.fromkeys([META, *(r.group for r in stopped)], why)
         self._cluster.meta_replica = None

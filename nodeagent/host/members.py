@@ -1,13 +1,13 @@
 """Which nodes this node hears: those that the meta state names, by name and incarnation.
 
-A certificate with the role `node` says that somebody was a node once. Before a node answers a request of
-another, pulls for it or takes its Raft messages, it looks here: at every frame, for a membership changes
-while connections are open.
+A certificate with the role `node` only proves that its holder was a node once. Before a node answers a
+request of a peer, pulls from it or takes its Raft messages, it checks the peer's membership here, at every
+frame, because membership changes while connections are open.
 
-The meta state of this node may be old: it does not name a member that joined since then, and such a
-member may be the very leader that would bring the newer state. So an unknown node is neither refused for
-good nor heard: this node asks some members that it does know (a node that joins: the seeds), and hears
-the node if one of them vouches for it.
+The meta state of this node may be old: it does not name a member that joined later, and that member may be
+the very leader that would send the newer state. So an unknown node is neither refused permanently nor heard:
+this node asks some members that it knows (a joining node asks the seeds), and hears the unknown node if one
+of them vouches for it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -27,10 +27,10 @@ ASK_AGAIN_MS = 300
 """Members are asked about unknown nodes at most this often."""
 
 ASKED_AT_ONCE = 3
-"""Members asked at a time: one of them may be down, another may not know the node either."""
+"""Members asked at a time, because some of them may be down or not know the node either."""
 
 VOUCHED_MS = 30_000
-"""What a member said of another node holds for this long; it is asked again after half of it."""
+"""A member's word about another node holds for this long; members are asked again after half of it."""
 
 
 def standing(
@@ -40,12 +40,12 @@ def standing(
     node: NodeId,
     incarnation: str,
 ) -> Standing:
-    """The standing of `node` by the meta state `image`.
+    """The membership status of `node` by the meta state `image`.
 
     Args:
-        named: nodes that are members by name where the state does not know them: of the newest config in
-            the meta log, which may be newer than the state, and the seeds of `node.yaml` until there is a
-            state (until the cluster is formed, or until a node that joins has it).
+        named: nodes that are members by name if the state does not know them: those of the newest
+            configuration in the meta log, which may be newer than the state, and the seeds of `node.yaml` as
+            long as there is no state.
         vouched: incarnations that members named lately.
     """
     found = known_standing(image, node, incarnation)
@@ -57,7 +57,7 @@ def standing(
 
 
 def known_standing(image: Image, node: NodeId, incarnation: str) -> Standing | None:
-    """What the meta state itself says of `node`."""
+    """The membership status of `node` by the meta state alone; None if it does not name the incarnation."""
     if incarnation in image.retired:
         return Standing.RETIRED
     record = image.nodes.get(node)
@@ -65,16 +65,16 @@ def known_standing(image: Image, node: NodeId, incarnation: str) -> Standing | N
 
 
 def members_of(image: Image) -> tuple[tuple[NodeId, str], ...]:
-    """(name, incarnation) of all nodes of the cluster that are not given up."""
+    """(name, incarnation) of all nodes of the cluster that are not dead."""
     return tuple((n.node, n.incarnation) for n in image.nodes.values() if n.state != DEAD)
 
 
 class Members:
-    """`standing`, with the questions to members that it takes.
+    """`standing`, with the questions to members that it needs.
 
     Args:
-        known: nodes with a known address, this one not among them.
-        question: what this node asks; a node that is not a member yet may ask it too.
+        known: the other nodes with a known address.
+        question: the request to members; a node that is not a member yet may send it too.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Members:
         self._forget_at = desk.now
 
     def standing(self, node: NodeId, incarnation: str) -> Standing:
-        """The standing of a peer now. Members are asked (`Desk.calls`) where the meta state does not know."""
+        """The membership status of a peer now. If the meta state does not know it, members are asked."""
         image = self._image()
         known = known_standing(image, node, incarnation)
         if known is not None:  # as at nearly every frame
@@ -111,13 +111,13 @@ class Members:
         return found
 
     def _is_ageing(self, node: NodeId) -> bool:
-        """Whether the node counts by what others said, and that was some time ago."""
+        """Whether the node counts only because members vouched for it, some time ago."""
         at = self._vouched_at.get(node)
         return at is not None and self._desk.now - at > VOUCHED_MS // 2 and node not in self._image().nodes
 
     def _forget(self) -> None:
         if self._desk.now < self._forget_at:
-            return  # it is asked at every frame, and there may be a thousand nodes
+            return  # this runs at every frame, and there may be a thousand nodes
         self._forget_at = self._desk.now + ASK_AGAIN_MS
         before = self._desk.now - VOUCHED_MS
         for node in [n for n, at in self._vouched_at.items() if at < before]:
@@ -136,7 +136,7 @@ class Members:
         if isinstance(reply, StatusChecked) and reply.cluster_id and mine in ("", reply.cluster_id):
             if reply.members:
                 self._vouch(reply.members)
-            else:  # an older release, which names nobody here and answers any node
+            else:  # an older release, which names no members here and answers any node
                 self._desk.call(node, GetMeta(), lambda view: self._on_answer(node, view))
         elif isinstance(reply, MetaView) and mine in ("", reply.cluster_id):
             self._vouch((n.node, n.incarnation) for n in reply.nodes if n.state != DEAD)

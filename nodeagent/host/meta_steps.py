@@ -1,4 +1,4 @@
-"""What the leader of the meta group does by itself: its members, and what has waited for too long."""
+"""What the leader of the meta group does on its own: it changes the members, and ends what waits too long."""
 
 from functools import partial
 
@@ -17,11 +17,12 @@ from nodeagent.scaling import holds, membership
 
 SEAL_TIMEOUT_MS = 30_000
 PLANNED_TIMEOUT_MS = 60_000
-"""A newcomer that never follows the meta log must not keep other changes from beginning."""
+"""A newcomer that never follows the meta log must not block other changes."""
 
 
 class MetaSteps:
-    """`drive` on the leader. Everything is timed by its own clock, but for what lasts for days."""
+    """`drive` runs on the leader. Times are by the leader's own clock, except for holds, which may last
+    days."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class MetaSteps:
     def _member_step(
         self, replica: MetaReplica, op: Operation | None
     ) -> membership.Change | membership.Transfer | None:
-        """What the meta group's own members lack."""
+        """The next change of the meta group's members."""
         image = self._cluster.meta.image
         assert image.settings is not None
         unfit = {n for n, r in image.nodes.items() if r.state == DEAD}
@@ -87,7 +88,8 @@ class MetaSteps:
         )
 
     def _watch_stage(self, op: Operation | None) -> None:
-        """One sick node must not keep everybody's slots closed, nor the next change waiting."""
+        """Cancel an operation whose stage takes too long: one sick node must not keep slots closed or block
+        the next change."""
         limits = {Stage.PLANNED: PLANNED_TIMEOUT_MS, Stage.SEALED: SEAL_TIMEOUT_MS}
         if op is None or op.stage not in limits or self._hold_points.points:
             return
@@ -107,7 +109,7 @@ class MetaSteps:
             )
 
     def _watch_lease(self, op: Operation | None) -> None:
-        """An owner that died must not keep the lease from others; by this leader's own clock."""
+        """End a lease that its owner does not renew, by this leader's own clock."""
         if op is None or op.lease is None:
             return
         if self._lease_since[:2] != (op.id, op.lease.serial):
@@ -118,7 +120,7 @@ class MetaSteps:
             self._reports.report(meta.SteerOperation(now, op.id, "unlease", "", report=lapsed))
 
     def _watch_lock(self, replica: MetaReplica) -> None:
-        """As with a lease: who died must not keep the cluster's lock from others."""
+        """End the cluster's lock if its owner does not renew it, as for a lease."""
         lock, now = self._cluster.meta.image.lock, self._desk.now
         renewed = lock.renewed if lock is not None else 0
         if renewed != self._lock_since[0]:
@@ -129,18 +131,18 @@ class MetaSteps:
             replica.propose([meta.encode(lapsed)])
 
     def _watch_hold(self, replica: MetaReplica, op: Operation | None) -> None:
-        """The hold ends by the voters' wall clocks: a hold of days must survive every change of leader, and
-        no single clock may end it."""
+        """End a hold by the voters' wall clocks: a hold of days must survive every change of leader, and no
+        single clock may end it."""
         if op is None or not op.is_held or not op.held_since_ms:
             return
         passed = self._clocks.passed(replica.raft.log.config.voters)
         if passed is not None and passed >= op.held_since_ms + op.options.hold_release_ms:
             now = self._cluster.record_now
-            self._reports.report(meta.SteerOperation(now, op.id, "release", "--hold-release is over"))
+            self._reports.report(meta.SteerOperation(now, op.id, "release", "--hold-release has passed"))
 
 
 def _is_ready(replica: MetaReplica, op: Operation) -> bool:
-    """Whether who joins follows the meta group, and who leaves votes no more."""
+    """Whether the joining node follows the meta group, and the leaving node no longer votes."""
     config = replica.raft.log.config
     if op.joining is not None and not (op.joining in config.members and replica.raft.caught_up(op.joining)):
         return False

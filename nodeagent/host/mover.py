@@ -1,9 +1,9 @@
 """Copies moved slots to this node: find a source, stage its files, record the copy.
 
-Units come from the operation's record alone, so a restart, a second leader or a dead operator only
-means that units still due are started again; files that are staged already are not fetched twice.
-While somebody holds the operation's lease, units start on that owner's order only; when the lease
-lapses by this node's own clock, the agents go on.
+Units come from the operation's record alone, so after a restart, or with a second leader or a dead operator,
+the missing units are just started again; files that are staged already are not fetched twice. While the
+operation's lease is held, units start only on its owner's order; when the lease lapses by this node's own
+clock, the agents continue by themselves.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from nodeagent.scaling.moving import Unit
 PARALLEL_UNITS = 4
 RETRY_MS = 300
 OWN_WAIT_MS = 5_000
-"""A previous holder waits so long for its own files to be made before it pulls them from another."""
+"""A previous holder waits this long for its own files to be made before it pulls them from another node."""
 RECORD_AGAIN_MS = 1_000
 
 Key = tuple[str, GroupId, Ranges]
@@ -36,7 +36,7 @@ Key = tuple[str, GroupId, Ranges]
 
 @dataclass(slots=True)
 class _Order:
-    """Somebody waits for some slots; `waiting` are the units not copied yet."""
+    """The lease owner waits for some slots; `waiting` are the units not copied yet."""
 
     token: int
     slots: Ranges
@@ -50,7 +50,7 @@ class _Order:
 class _Pull:
     unit: Unit
     own_until: int
-    """ms; until then files this node itself will have are waited for."""
+    """Until then (ms) the pull waits for files that this node makes itself."""
 
     attempt: int = 0
     busy: bool = False
@@ -61,7 +61,12 @@ class _Pull:
 
 
 class Mover:
-    """Pulls of this node. `replicas` are its data groups'; `report` hands evidence to the meta leader."""
+    """The slot copier of this node.
+
+    Args:
+        replicas: the replicas of this node's data groups.
+        report: sends a progress report to the meta leader.
+    """
 
     def __init__(
         self,
@@ -79,14 +84,14 @@ class Mover:
         self._pulls: dict[Key, _Pull] = {}
         self._staged: dict[Key, tuple[PulledSlot, ...]] = {}
         self._recorded: dict[Key, tuple[CopyRecord, int]] = {}
-        """Copies made here, and when their record was last handed to the meta leader."""
+        """Copies made here, and when each was last reported to the meta leader."""
 
         self._touched: set[str] = set()
         """Operations that may have something in staging."""
 
         self._known: set[str] = set()
         self._dead: set[NodeId] = set()
-        """Nodes of the open operation that are no sources any more."""
+        """Nodes of the open operation that are dead and no longer sources."""
 
         self._cut: tuple[str, list[Unit]] = ("", [])
         """An operation and its units."""
@@ -94,21 +99,21 @@ class Mover:
         self._lease: tuple[Lease | None, int] = (None, 0)
         self._paused = False
         self.rate_bytes_per_s = 0
-        """What this node may pull at, its share of the operation's rate; 0 for no limit."""
+        """This node's share of the operation's rate; 0 for no limit."""
 
     # --- driving -----------------------------------------------------------------------------------
 
     def drive(self, operations: list[Operation], wanted: set[GroupId], mine: set[GroupId]) -> None:
-        """Start what is due.
+        """Start the pulls that the open operation needs now.
 
         Args:
-            operations: all the meta group remembers.
+            operations: all operations that the meta group remembers.
             wanted: groups whose `Adopt` this node must compose and for which it lacks descriptions.
             mine: groups this node is a member of, whether or not a replica runs yet.
         """
         op = next((o for o in operations if not o.ended), None)
         known = {o.id for o in operations}
-        self._touched |= known - self._known  # of those of an earlier life something may be left
+        self._touched |= known - self._known  # an earlier process may have left staged files
         self._known = known
         self._forget_ended(self._touched, op, {o.id for o in operations if self._owes(o, mine)})
         self.rate_bytes_per_s = moving.rate_share(op, self.node) if op is not None else 0
@@ -135,7 +140,7 @@ class Mover:
         return self._cut[1]
 
     def _hold_back(self, op: Operation) -> None:
-        """Pulls that have not started wait for the end of the pause; who ordered them does not."""
+        """Pulls that have not started wait for the end of the pause; their orders are refused."""
         waiting = {o.token for p in self._pulls.values() if not p.busy for o in p.orders}
         for token in sorted(waiting):
             self._refuse_paused(token, op)
@@ -151,10 +156,10 @@ class Mover:
         return pull is not None and bool(pull.orders)
 
     def _owes(self, op: Operation, mine: set[GroupId]) -> bool:
-        """Whether a replica here has still to adopt what is staged for `op`.
+        """Whether a replica here still has to adopt files that are staged for `op`.
 
-        The meta group goes on when the leaders have adopted; a member that lags needs its staged files
-        until a durable checkpoint names the adopted ones.
+        The operation proceeds when the leaders have adopted; a member that lags needs its staged files until
+        a durable checkpoint names the adopted files.
         """
         if op.stage is not Stage.DONE:
             return False
@@ -185,12 +190,12 @@ class Mover:
         return op.lease is not None and self.desk.now - since < op.lease.ttl_ms
 
     def order(self, op: Operation | None, group: GroupId, slots: Ranges, token: int) -> None:
-        """Whoever holds the lease wants these slots now; `token` is answered when all are copied.
+        """Copy these slots now, for the owner of the lease; `token` is answered when all are copied.
 
         Slots are pulled in whole units, so an order may copy a few more than it names.
         """
         if op is None or op.stage is not Stage.MOVING:
-            return self.desk.refuse(token, "refused", "the operation is not open, or not moving")
+            return self.desk.refuse(token, "refused", "the operation is not open, or does not copy slots now")
         if op.paused:
             return self._refuse_paused(token, op)
         if self.desk.space.is_low:
@@ -234,14 +239,14 @@ class Mover:
     # --- one unit ----------------------------------------------------------------------------------
 
     def _part_of(self, pull: _Pull, then: Callable[..., None]) -> Callable[..., None]:
-        """`then`, as a part of this pull: an exception in it is one more try that failed, and no other's."""
+        """`then`, as a part of this pull: an exception in it counts as a failed try of this pull only."""
         return self.desk.isolated("a pull", then, lambda why: self._again(pull, why))
 
     def _find_source(self, pull: _Pull) -> None:
         pull.busy = True
         unit = pull.unit
         local = self._replicas.get(unit.move.source)
-        # An own copy that turned out damaged is replaced from the other holders, in turn.
+        # If this node's own copy was found damaged, the other holders are tried in turn.
         if local is not None and pull.attempt % len(unit.move.source_members) == 0:
             if self._has_own(unit):
                 slots = source_slots(local, set(to_slots(unit.slots)))
@@ -251,7 +256,7 @@ class Mover:
         useless = {self.node, *self._dead}
         candidates = [n for n in moving.sources(unit.move, self.node, pull.attempt) if n not in useless]
         if not candidates:
-            return self._again(pull, "this node is the only previous holder and not ready yet")
+            return self._again(pull, "this node is the only previous holder and is not ready yet")
         source = candidates[0]
         request = OpenSource(unit.operation, unit.move.source, unit.slots)
         found = self._part_of(pull, self._on_source)
@@ -288,7 +293,7 @@ class Mover:
 
     def _on_staged(self, pull: _Pull, slots: tuple[PulledSlot, ...], result: JobResult) -> None:
         if self._pulls.get(pull.unit.key) is not pull:
-            self._touched.add(pull.unit.operation)  # it ended meanwhile, and was dropped perhaps before this
+            self._touched.add(pull.unit.operation)  # it ended, perhaps before these were staged
             return
         if not isinstance(result, FilesStaged):
             return self._again(pull, getattr(result, "what", "failed"))
@@ -326,7 +331,7 @@ class Mover:
             self._answer(order, unit.move.target)
 
     def _again(self, pull: _Pull, why: str) -> None:
-        """Try it once more after a moment; one that is over meanwhile stays over."""
+        """Retry the pull after a moment, unless its operation ends before that."""
         pull.attempt += 1
         self.desk.note("pull_again", unit=str(pull.unit.key), attempt=pull.attempt, why=why)
         self._later(pull)
@@ -345,7 +350,7 @@ class Mover:
     # --- adopting ----------------------------------------------------------------------------------
 
     def lacks(self, op: Operation, group: GroupId) -> bool:
-        """Whether the description of some unit of `group` is not known here."""
+        """Whether this node lacks the description of a unit of `group`."""
         return any(u.move.target == group and u.key not in self._staged for u in self._units(op))
 
     def adopt_commands(self, op: Operation, group: GroupId, open_index: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Makes a host of what the log and the checkpoints of a directory hold."""
+"""Creates a host from the log and the checkpoints of a data directory."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,25 +24,25 @@ from nodeagent.raft.log import RaftLog
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a directory held when the node was started."""
+    """The contents of a data directory at the start of the node."""
 
     groups: Mapping[GroupId, tuple[Found, bytes | None]] = field(default_factory=dict)
     """Log and checkpoint payload of every group on this disk."""
 
     damaged: Sequence[Lost] = ()
-    """Such groups do not run: they neither vote nor acknowledge."""
+    """Groups with unreadable records. They do not run: they neither vote nor acknowledge."""
 
     staged: Sequence[str] = ()
-    """Staging areas that an earlier life has left."""
+    """Staging areas left by an earlier process."""
 
     holding: Collection[GroupId] = ()
     """Groups with files on this disk."""
 
     starts: Mapping[str, Start] = field(default_factory=dict)
-    """The newest starts of other nodes that were seen, by incarnation."""
+    """The newest known starts of other nodes, by incarnation."""
 
     left: Mapping[GroupId, HardState] = field(default_factory=dict)
-    """What the log remembers of groups that this node left."""
+    """Term and vote that the log stores for groups that this node left."""
 
 
 def open_host(life: Life, held: Held) -> Host:
@@ -52,7 +52,7 @@ def open_host(life: Life, held: Held) -> Host:
     replicas, damaged = host.replicas, held.damaged
     replicas.damaged = {d.group: d.message for d in damaged if d.group}
     anybody = next((d.message for d in damaged if not d.group), None)
-    if anybody is not None:  # it may be any of them
+    if anybody is not None:  # the lost records may be of any group
         replicas.damaged = dict.fromkeys({META, *held.groups}, anybody) | replicas.damaged
     _compare(replicas, held, host.desk.owner)
     if META in held.groups and META not in replicas.damaged:
@@ -71,9 +71,9 @@ def open_host(life: Life, held: Held) -> Host:
 
 
 def _compare(replicas: Replicas, held: Held, me: Owner) -> None:
-    """Find what does not belong together. A directory of a group that the log knows nothing of is what a
-    creation or a removal has left that was cut short, or the log was lost: the meta state tells, when it
-    is current (`Lifecycle.sync`)."""
+    """Find groups whose log and checkpoint do not belong together. A group directory without a record in the
+    log was left by an interrupted creation or removal, or the log was lost: once the meta state is current,
+    it says which (`Lifecycle.sync`)."""
     for group, (found, payload) in held.groups.items():
         fault = fault_of(group, found, payload, me)
         if fault:
@@ -81,7 +81,7 @@ def _compare(replicas: Replicas, held: Held, me: Owner) -> None:
         elif group != META and group not in replicas.damaged and is_traceless(found):
             replicas.unlogged[group] = is_blank(payload) and group not in held.holding
     replicas.damaged |= {
-        g: f"data/groups/{g} holds data that the log knows nothing of"
+        g: f"data/groups/{g} holds data, but the log has no record of the group"
         for g, blank in replicas.unlogged.items()
         if not blank
     }
@@ -92,7 +92,7 @@ def _reopen_meta(host: Host, found: Found, payload: bytes | None) -> None:
     levels = host.peers.levels.own
     try:
         state = MetaState.decode(saved.state, levels) if saved else MetaState(levels=levels)
-    except Exception as error:  # its bytes are whole: whatever is raised, another release wrote them
+    except Exception as error:  # its hash is right: whatever is raised, another release wrote it
         host.replicas.damaged[META] = foreign(META, error)
         return
     log = _open_log(host.outbox, META, found, saved)
@@ -130,7 +130,7 @@ def _reopen_data(host: Host, group: GroupId, found: Found, payload: bytes | None
 def _open_log(outbox: Outbox, group: GroupId, found: Found, saved: Saved | None) -> RaftLog:
     base = found.base
     if saved is not None and saved.base.index == base.index:
-        base = saved.base  # also when nothing of the group reached the log yet
+        base = saved.base  # also if no record of the group reached the log yet
     log = RaftLog(base, found.entries)
     if saved is not None and saved.base.index > base.index:
         kept = log.reset(saved.base)

@@ -1,4 +1,4 @@
-"""Carries out what `scaling` finds due, on this node: for its groups and for the meta group."""
+"""Carries out the next actions of `scaling` on this node, for its groups and for the meta group."""
 
 from nodeagent.host.context import Context
 from nodeagent.host.group_steps import GroupSteps
@@ -15,7 +15,7 @@ from nodeagent.scaling import holds
 
 
 class Operations:
-    """One step of each part per call. The record of the operation says all that has to be remembered."""
+    """Each call of `drive` takes one step of each part; all memory is in the operation's record."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Operations:
         self._meta_steps = MetaSteps(context, cluster, leadership, self.reports, self.hold_points)
 
     def is_due(self) -> bool:
-        """Whether the next step of a group waits for nothing any more, since the last call."""
+        """Whether what the next step of a group waited for has happened since the last call."""
         return self._group_steps.is_due()
 
     def drive(self) -> None:

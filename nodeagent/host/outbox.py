@@ -1,8 +1,8 @@
-"""Persist before send, as data.
+"""Keeps the order "persist, then send".
 
-A turn's log operations of all groups are one batch, made durable together. A message that promises
-something waits for the batch that holds it and for every earlier one; batches complete in order. The
-runtime and the simulator both go through here, so neither can send too early.
+The log operations of all groups in a turn are one batch, made durable together. A message that promises
+something waits until the batch with that promise is durable; batches complete in order. The runtime and the
+simulator both send through here, so neither can send too early.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Outbox:
         self._batch = _Batch(1)
         self._waiting: list[_Batch] = []
         self._group_batch: dict[GroupId, int] = {}
-        """Last batch that holds something of the group."""
+        """Last batch with an operation of the group."""
 
         self._sends: dict[NodeId, list[Routed]] = {}
 
@@ -43,7 +43,7 @@ class Outbox:
         self._sends.setdefault(to, []).append(Routed(group, message))
 
     def send_after(self, to: NodeId, group: GroupId, message: RaftMessage) -> None:
-        """Send when everything of `group` so far is durable."""
+        """Send when all operations of `group` so far are durable."""
         number = self._group_batch.get(group, 0)
         if number == self._batch.number:
             self._batch.sends.append((to, Routed(group, message)))
@@ -77,7 +77,7 @@ class Outbox:
         return list(sends.items())
 
     def forget(self, group: GroupId) -> None:
-        """The replica is gone: what it still had to say is not sent."""
+        """The replica is removed: its messages that wait are dropped."""
         for batch in (*self._waiting, self._batch):
             batch.sends = [(to, r) for to, r in batch.sends if r.group != group]
 

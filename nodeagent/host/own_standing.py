@@ -1,11 +1,11 @@
-"""Whether this node itself still counts, as its peers and its own log say."""
+"""Whether this node is still a member, by its peers' answers and its own log."""
 
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.context import Context
 from nodeagent.model.errors import retired_sentence
 
 RETIRED_MS = 10_000
-"""A retired node dials again, and is told again, more often than this."""
+"""A retired node dials its peers, and is refused, more often than this."""
 
 
 class OwnStanding:
@@ -16,21 +16,21 @@ class OwnStanding:
         self._cluster = cluster
         self._retired_until, self._retired_why = context.desk.now, ""
         self.older_copy = ""
-        """Why this node's directory is an older copy, when a peer said so."""
+        """Why a peer takes this node's directory for an older copy, "" if none does."""
 
     def retired(self, why: str) -> None:
-        """A peer will not hear this node, because its incarnation was retired.
+        """A peer refuses this node because its incarnation was retired.
 
-        Several that were given up together may still be a majority among themselves: what they let a client
-        write would be lost, so they serve nobody. Not for ever: a removal that is cancelled takes it back.
+        Several nodes that were fenced together may still be a majority among themselves, and the writes they
+        accepted would be lost, so they serve nobody. This lapses, because a removal may be cancelled.
         """
         self._retired_until, self._retired_why = self._desk.now + RETIRED_MS, why
 
     @property
     def outcast(self) -> str:
-        """Why this node serves nobody for now; "" when it does.
+        """Why this node is fenced and serves nobody for now; "" if it is not.
 
-        It may read in its own log that it was retired before a peer tells it so.
+        The node may read in its own log that it was retired before a peer says so.
         """
         if self._incarnation in self._cluster.retired:
             return retired_sentence(self._incarnation, self._node)

@@ -1,4 +1,5 @@
-"""The other nodes, as this one knows them: where they are, when they were heard, and whether they count."""
+"""The other nodes, as this node knows them: their addresses, when they were heard, whether they are
+members."""
 
 from nodeagent.host.admission import status_question
 from nodeagent.host.context import Context
@@ -10,7 +11,7 @@ from nodeagent.model.standing import Standing
 
 
 class Peers:
-    """See the module. `starts` are the newest that were seen."""
+    """See the module. `starts` are the newest known starts of the other nodes."""
 
     def __init__(self, context: Context, replicas: Replicas) -> None:
         self._config = context.config
@@ -21,14 +22,14 @@ class Peers:
         self._replicas = replicas
         self._cluster = cluster = replicas.cluster
         self.addresses: dict[NodeId, tuple[str, int]] = {}
-        """Those of every node that this one may have to reach; a new mapping when one changes."""
+        """(host, port) of every node that this node may have to reach; replaced as a whole on a change."""
 
         self.heard: dict[NodeId, int] = {}
         """When a peer's last frame came (ms)."""
 
         self.starts = Starts({})
         self.skewed: dict[NodeId, int] = {}
-        """Voters of groups led here whose clocks are wrong, in ms ahead of the others'."""
+        """Voters of the groups led here whose clocks are wrong, by how many ms they are ahead."""
 
         self._members = Members(
             self._desk,
@@ -45,13 +46,13 @@ class Peers:
         return Standing.OLDER if is_older else standing
 
     def _named(self) -> set[NodeId]:
-        """Members by name alone, where the meta state does not know them (`members.standing`)."""
+        """Members by name alone, for nodes that the meta state does not know (`members.standing`)."""
         seeds = set() if self._cluster.id else {s.node for s in self._config.seeds}
         meta = self._cluster.meta_replica
         return seeds | set(meta.raft.log.config.members if meta else ())
 
     def update_addresses(self) -> None:
-        """The seeds' while the meta state names no node."""
+        """Take the addresses from the meta state, or those of the seeds while it names no node."""
         addresses = {s.node: (s.host, s.port) for s in self._config.seeds}
         nodes = self._cluster.meta.image.nodes
         if nodes:
@@ -60,7 +61,7 @@ class Peers:
         self.addresses = addresses
 
     def watch_clocks(self) -> None:
-        """Name every voter whose clock is wrong, of the groups led here: nothing of those goes by its age."""
+        """Note every voter with a wrong clock in the groups led here; those groups delete nothing by age."""
         skewed: dict[NodeId, int] = {}
         for replica in self._replicas:
             if replica.leads:
@@ -70,7 +71,7 @@ class Peers:
         self.skewed = skewed
 
     def look_for_older(self) -> None:
-        """Followers that forgot what they acknowledged are not heard any more, which they are told."""
+        """Fence followers that lost entries that they acknowledged: their directory is an older copy."""
         nodes = self._cluster.meta.image.nodes
         members = {n.incarnation for n in nodes.values()}
         self.starts.prune(members)

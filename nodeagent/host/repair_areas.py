@@ -1,7 +1,6 @@
-"""Where single files for the groups of this node are staged (`repair_area`): one at a time in each group.
+"""The staging area of each group for single files (`repair_area`), which one repair or copy uses at a time.
 
-What is staged there is put in place by `ReplaceFile`, or dropped; the next file comes when nothing of the
-last is left.
+`ReplaceFile` puts the staged file in place, or it is dropped; the next file is staged when the area is empty.
 """
 
 from collections import deque
@@ -17,7 +16,7 @@ class RepairAreas:
         self._desk = desk
         self._taken: set[GroupId] = set()
         self._waiting: dict[GroupId, deque[Callable[[], None]]] = {}
-        """Of groups whose area is taken; as many as files fail to be made there."""
+        """Callers that wait for the area of a group, at most one for each file that fails to be made."""
 
     def is_taken(self, group: GroupId) -> bool:
         return group in self._taken
@@ -27,12 +26,12 @@ class RepairAreas:
         self._taken.add(group)
 
     def when_taken(self, group: GroupId, then: Callable[[], None]) -> None:
-        """Run `then` when the area is the caller's."""
+        """Take the area for the caller once it is free, and run `then`."""
         self._waiting.setdefault(group, deque()).append(then)
         self._next(group)
 
     def leave(self, group: GroupId, *, is_clear: bool) -> None:
-        """Who had the area is done with it; others get it when it is clear."""
+        """Give the area back; the next caller gets it when it is empty (`is_clear`: it is now)."""
 
         def left() -> None:
             self._taken.discard(group)

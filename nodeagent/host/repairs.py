@@ -1,10 +1,10 @@
-"""Single files of this node's replicas that an operator orders from other members (`RepairFile`).
+"""Repairs of single files of this node's replicas, from copies of other members (`RepairFile`).
 
-Who decides on a repair is `iotctl verify --repair`: it compared the replicas and knows what their majority
-holds. Here the copy is fetched and verified, put in the place of the damaged one, and the manifest row
-replaced where it was forged too. What a compaction was to make here of a damaged file comes as a copy too,
-for the other members do not have its inputs any more. The log has no part in it: afterwards this replica is
-what its log says it should be.
+`iotctl verify --repair` decides on a repair: it compared the replicas and knows what their majority holds.
+Here the copy is fetched and verified and replaces the damaged file, and the manifest row is replaced if it
+was wrong too. The output of a compaction that has a damaged input here is copied as well, because the other
+members no longer have its inputs. The log has no part in it: afterwards this replica is what its log says it
+should be.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class Repairs:
         return self._desk.job(job, self._part_of(repair, lambda r: self._on_staged(repair, r)))
 
     def _part_of(self, repair: _Repair, then: Callable[..., None]) -> Callable[..., None]:
-        """`then`, as a part of this repair: an exception in it ends the repair, and the next may begin."""
+        """`then`, as a part of this repair: an exception in it ends this repair, and the next may begin."""
         return self._desk.isolated("a repair", then, lambda why: self._fail(repair, "error", why))
 
     def _on_staged(self, repair: _Repair, result: JobResult) -> None:
@@ -74,11 +74,11 @@ class Repairs:
         assert isinstance(result, FilesStaged)
         have_checked(self._desk, {}, group, result.suspects)
         if result.failed:
-            return self._fail(repair, "unavailable", f"no good copy came: {result.failed[0][1]}")
-        refusal = _why_not(repair.replica, repair.wanted)  # the pull took its time
+            return self._fail(repair, "unavailable", f"no intact copy came: {result.failed[0][1]}")
+        refusal = _why_not(repair.replica, repair.wanted)  # the state may have changed during the pull
         if refusal:
             return self._fail(repair, "refused", refusal)
-        # From here on no snapshot may be installed: the replica's own job keeps it from that.
+        # From here on no snapshot may be installed: a running job of the replica prevents that.
         then = self._part_of(repair, lambda r: self._on_replaced(repair, r))
         return repair.replica.job(ReplaceFile(group, repair.wanted), then)
 
@@ -93,7 +93,7 @@ class Repairs:
         known = replica.state.files.manifest.get(wanted.name)
         replica.damaged_files.forget(wanted.name)
         owed = replica.state_jobs.owed(wanted) if known is None else None
-        if known is None and owed is None:  # compacted meanwhile
+        if known is None and owed is None:  # it was compacted during the repair
             replica.removals.drop_unnamed(wanted)
         if known == wanted or (known is None and owed is None):
             return self._done(repair, result)
@@ -120,7 +120,7 @@ class Repairs:
 
 
 def _name(replica: DataReplica, wanted: FileMeta, owed: CompactFiles | None) -> None:
-    """Have the replica name the file that is in place now, as what a compaction owes or in its row."""
+    """Have the replica name the file that is in place now: as the output of a compaction, or in its row."""
     try:
         if owed is not None:
             replica.state_jobs.take_output(owed, wanted)
@@ -131,7 +131,7 @@ def _name(replica: DataReplica, wanted: FileMeta, owed: CompactFiles | None) -> 
 
 
 def _why_not(replica: DataReplica, wanted: FileMeta) -> str:
-    """Why this file may not be put in place here now; "" when it may."""
+    """Why this file may not be put in place here now, "" if it may."""
     if replica.removed:
         return f"the replica of {replica.group} is being removed"
     if not replica.is_whole:

@@ -9,16 +9,16 @@ from nodeagent.model.ids import META, GroupId
 
 
 class Replicas:
-    """Iterating gives those that run, that of the meta group first."""
+    """Iterates over the running replicas, the meta group's first."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.data: dict[GroupId, DataReplica] = {}
         self.damaged: dict[GroupId, str] = {}
-        """These do not run: they neither vote nor acknowledge, and nothing of them is removed."""
+        """Groups that do not run here, and why: they neither vote nor acknowledge, and no file is removed."""
 
         self.unlogged: dict[GroupId, bool] = {}
-        """Data groups with a directory that the log knows nothing of, and whether there is nothing in it."""
+        """Data groups with a directory but no record in the log, and whether the directory is empty."""
 
     def __iter__(self) -> Iterator[Replica]:
         if self.cluster.meta_replica is not None:
@@ -29,7 +29,7 @@ class Replicas:
         return self.cluster.meta_replica if group == META else self.data.get(group)
 
     def in_turn(self, turn: int) -> list[Replica]:
-        """The meta group, then the data groups: each turn another is first at what may be applied."""
+        """The meta group, then the data groups; each turn another data group is first to use the budget."""
         data: list[Replica] = list(self.data.values())
         if len(data) > 1:
             first = turn % len(data)
@@ -39,6 +39,6 @@ class Replicas:
 
     @property
     def unsettled(self) -> Collection[GroupId]:
-        """Groups with a directory that the log knows nothing of, while the meta state is too old to tell
-        whether this node left them. What it left goes then by itself."""
+        """Groups with a directory but no record in the log, while the meta state is too old to say whether
+        this node left them. Directories of groups that it left are removed automatically later."""
         return () if self.cluster.is_current else self.unlogged.keys()

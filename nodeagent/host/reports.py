@@ -1,4 +1,4 @@
-"""Evidence of this node for the meta group."""
+"""Progress reports of this node to the meta group."""
 
 from functools import partial
 
@@ -13,26 +13,28 @@ from nodeagent.scaling import holds
 
 REPORT_AGAIN_MS = 500
 REFUSED_AGAIN_MS = 100
-"""After a leader did not take a report."""
+"""After a leader refused a report."""
 
 REPORTED_MAX = 4096
-"""Reports that are remembered; behind that all are handed over once more."""
+"""Reports that are remembered; beyond that all are sent once more."""
 
 
 class Reports:
-    """Remembers what was handed over last, and to whom; nothing is lost with it but time."""
+    """Remembers when each report was last sent, and to which leader. Losing this memory only costs time."""
 
     def __init__(self, cluster: Cluster, hold_points: HoldPoints) -> None:
         self._desk = cluster.desk
         self._cluster = cluster
         self._hold_points = hold_points
         self._reported: dict[str, tuple[int, NodeId, int]] = {}
-        """report -> (when it was last handed over, to which leader, of which term)"""
+        """report -> (when it was last sent, to which leader, of which term)"""
 
     def report(self, command: meta.Command) -> None:
-        """Hand evidence to the meta leader, until the record shows it: to each leader at once, for what went
-        to the one before may be lost (slots stand closed until then), and to the same one every
-        `REPORT_AGAIN_MS`."""
+        """Send a progress report to the meta leader; call until the operation's record shows it.
+
+        A new leader gets it at once, because its predecessor may have lost it and slots are closed until it
+        is recorded; the same leader gets it every `REPORT_AGAIN_MS`.
+        """
         op = self._cluster.meta.operations.open()
         if op is not None and holds.is_kept_back(op, command, self._hold_points.points):
             return
@@ -53,13 +55,13 @@ class Reports:
             self._desk.call(leader, Forward(meta.encode(command)), partial(self._on_handed, key))
 
     def _on_handed(self, key: str, reply: Reply) -> None:
-        """A leader that lags behind its predecessor, or is not reached yet, takes it a moment later."""
+        """If the leader lags behind its predecessor, or cannot be reached yet, retry a moment later."""
         if isinstance(reply, ErrorReply) and key in self._reported:
             _, leader, term = self._reported[key]
             self._reported[key] = (self._desk.now + REFUSED_AGAIN_MS - REPORT_AGAIN_MS, leader, term)
 
 
 def _key(command: meta.Command) -> str:
-    """Equal for repetitions of one report (they differ in the time only)."""
+    """Equal for repetitions of a report, which differ in the time only."""
     copy = msgspec.structs.replace(command, now=0)
     return f"{type(copy).__name__}:{msgspec.msgpack.encode(copy).hex()[:512]}"

@@ -1,11 +1,11 @@
 """Brings the sessions of sealed slots into the log of a gaining group that is led here.
 
-A part comes from this node's own replica of the sealed group if it has one, else from one member of that
-group after the other; any that applied the seal will do. What does not have the recorded digest is
-asked for again elsewhere.
+A part comes from this node's own replica of the sealed group if there is one, else from its members in turn;
+every member that applied the seal has it. A part without the recorded digest is requested from another
+member.
 
-Writers wait meanwhile. So the first part of each table is asked for before the slots are sealed, and answered
-when they are (`SealWaits`); and the parts go into the log together with the `Open`.
+Writers wait during this. So the first part of each table is requested before the slots are sealed and sent as
+soon as they are (`SealWaits`), and the parts go into the log together with the `Open`.
 """
 
 from collections.abc import Callable
@@ -20,29 +20,30 @@ from nodeagent.model.requests import ErrorReply, GetSealedSessions, Reply, Seale
 from nodeagent.scaling.groups import FetchAhead, Part, TakeParts
 
 RETRY_MS = 200
-"""Until the next member is asked. Slots stand closed meanwhile."""
+"""Until the next member is asked. The slots are closed until then."""
 
 SEAL_WAIT_MS = 1_000
 SEAL_WAITS_MAX = 1_024
-"""Requests that wait for a seal here; one more is answered at once."""
+"""Requests that may wait for a seal here; any further request is answered at once."""
 
 Key = tuple[GroupId, GroupId, int]
 """(gaining group, sealed group, number)"""
 
 
 def sealed_part(replica: DataReplica, operation: str, number: int) -> bytes:
-    """One part of the table that this member made when it applied the seal; empty when there is none."""
+    """One part of the session table that this member made when it applied the seal; empty if there is
+    none."""
     sealed = replica.state.slots.sealed.get(operation)
     return part_of(sealed.sessions, number) if sealed is not None and number >= 0 else b""
 
 
 class SealWaits:
-    """Requests for what a seal will leave, which is not applied here yet."""
+    """Requests for the sessions of a seal that is not applied here yet."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._waiting: list[tuple[DataReplica, str, int, Callable[[], None]]] = []
-        """(replica, operation, until when in ms, what then answers)"""
+        """(replica, operation, deadline in ms, call that answers)"""
 
     def add(self, replica: DataReplica, operation: str, answer: Callable[[], None]) -> None:
         """Run `answer` when the replica has applied the seal, or after `SEAL_WAIT_MS` without it."""
@@ -53,7 +54,7 @@ class SealWaits:
         return self.look()
 
     def look(self) -> None:
-        """To be called when entries were applied."""
+        """Answer the requests whose seal is applied; called when entries were applied."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for wait in waiting:
@@ -66,7 +67,10 @@ class SealWaits:
 
 
 class SessionParts:
-    """`propose` logs entries in a group and remembers that the next step waits for them; False: refused."""
+    """
+    Args:
+        propose: logs entries in a group, whose next step then waits for them; returns False if refused.
+    """
 
     def __init__(
         self,
@@ -85,10 +89,10 @@ class SessionParts:
         self._asked_ahead: set[Key] = set()
         self._attempts: dict[Key, int] = {}
         self._had: dict[Key, bytes] = {}
-        """Parts that came and are not logged: few, for few are asked for at once."""
+        """Parts that came and are not logged yet; few, because few are requested at a time."""
 
     def begin(self, operation: str) -> None:
-        """The operation that needs sessions now, "" for none. What comes for another is dropped."""
+        """Set the operation that needs sessions now, "" for none. Parts for another operation are dropped."""
         if operation != self._operation:
             self._operation = operation
             self._asked.clear()
@@ -97,19 +101,19 @@ class SessionParts:
             self._had.clear()
 
     def have_come(self) -> bool:
-        """Whether a part came since the last call: `take` may go on."""
+        """Whether a part came since the last call, so that `take` may continue."""
         came, self._came = self._came, False
         return came
 
     def fetch_ahead(self, replica: DataReplica, action: FetchAhead) -> None:
-        """Once each. What a group led here seals is at hand when it is wanted."""
+        """Prefetch each part once, except those of sealed groups that are led here."""
         for part in action.parts:
             key = (replica.group, part.source, part.number)
             own = self._replicas.get(part.source)
             holders = [n for n in part.members if n != self._node]
             if key not in self._asked_ahead and holders and not (own is not None and own.leads):
                 self._asked_ahead.add(key)
-                self._attempts[key] = 0  # should this member not answer, another is asked next
+                self._attempts[key] = 0  # if this member does not answer, another is asked next
                 request = GetSealedSessions(action.operation, part.source, part.number, wait=True)
                 self._desk.call(holders[0], request, partial(self._on_ahead, action.operation, key))
 
@@ -119,7 +123,7 @@ class SessionParts:
             self._came = True
 
     def take(self, replica: DataReplica, action: TakeParts) -> None:
-        """Log the parts when all are here; until then ask for those that are not."""
+        """Log the parts once all are here; until then request the missing parts."""
         parts = [self._part(replica.group, action, part) for part in action.parts]
         have = [part for part in parts if part is not None]
         if len(have) < len(parts):
@@ -135,7 +139,7 @@ class SessionParts:
                 self._had.pop((replica.group, part.source, part.number), None)
 
     def _part(self, group: GroupId, action: TakeParts, part: Part) -> bytes | None:
-        """None while it is asked for."""
+        """The data of a part; None while it is requested."""
         key = (group, part.source, part.number)
         own = self._replicas.get(part.source)
         sealed = sealed_part(own, action.operation, part.number) if own is not None else b""

@@ -1,4 +1,4 @@
-"""Slots of a replica with their files and deletes, as it hands them over to another member."""
+"""Slots of a replica with their files and deletes, in the form that is sent to another member."""
 
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.model.files import FileMeta, PulledSlot, Tombstone
@@ -6,7 +6,7 @@ from nodeagent.model.ids import PartitionKey
 
 
 def source_slots(replica: DataReplica, slots: set[int]) -> tuple[PulledSlot, ...]:
-    """The given slots as this member can hand them over."""
+    """The given slots with all their files on this member."""
     files = tuple(f for slot in sorted(slots) for f in replica.state.files.manifest.of_slot(slot))
     return by_slot(replica, files, slots)
 
@@ -32,6 +32,6 @@ def by_slot(replica: DataReplica, files: tuple[FileMeta, ...], slots: set[int]) 
 
 
 def masks(delete: Tombstone, files: list[FileMeta]) -> bool:
-    """Whether an older file is there to be masked. When other deletes are forgotten differs from member
-    to member, and copies of one slot must not."""
+    """Whether the delete masks a file of these. Members forget other deletes at different times, but copies
+    of a slot must not differ."""
     return any(delete.masks(f) for f in files)

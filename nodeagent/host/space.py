@@ -1,9 +1,9 @@
-"""Which work this node still takes on, by the room its disk has.
+"""Which work this node still accepts, by the free space of its disk.
 
-All replicas of a group fill together, so a full disk is a state to live in: what was acknowledged becomes
-files, checkpoints are written, the log is purged, leaders are elected; and when there is room again, writes
-go on by themselves. The shell measures now and then; in between, what is accepted is counted against it: rows
-take their bytes in the log and, until it is purged, once more as a file.
+All replicas of a group fill together, so a node must keep working with a full disk: acknowledged rows become
+files, checkpoints are written, the log is purged, leaders are elected; and when there is space again, writes
+resume automatically. The shell measures the disk now and then; between measurements accepted rows are counted
+against the last one: they take their bytes in the log and, until it is purged, once more as a file.
 """
 
 from nodeagent.model.ids import NodeId
@@ -11,17 +11,17 @@ from nodeagent.model.limits import DISK_RESUME_PERCENT, MIB
 from nodeagent.model.requests import ErrorReply
 from nodeagent.model.space import Room, floor_of, log_keep, refuse_below
 
-GO_ON = "writes go on by themselves when there is room: free space, or iotctl plan add-node NODE"
+GO_ON = "writes resume automatically when there is space: free some, or iotctl plan add-node NODE"
 
 
 class Space:
-    """Until the first measurement there is enough."""
+    """Before the first measurement the space counts as enough."""
 
     def __init__(self, node: NodeId) -> None:
         self._node = node
         self._spent = self._spent_before = 0
-        """Bytes accepted since the last measurement, and between the two before: of those some may not have
-        been written yet when it was taken."""
+        """Bytes accepted since the last measurement, and between the two before it: some of the latter may
+        not have been written yet when the last measurement was taken."""
 
         self._owed = 0
         """Bytes of rows in memory, which become files."""
@@ -35,7 +35,7 @@ class Space:
         self._judge()
 
     def spend(self, nbytes: int) -> None:
-        """So many bytes of rows were accepted."""
+        """Count `nbytes` of rows as accepted."""
         self._spent += nbytes
         self._judge()
 
@@ -51,7 +51,7 @@ class Space:
             self.room = Room.ENOUGH
 
     def _mark(self, mark: int, room: Room) -> int:
-        """A watermark is higher on the way back, so that nothing flutters."""
+        """The watermark; higher on the way back, so that the room does not flip between two values."""
         return mark * DISK_RESUME_PERCENT // 100 if self.room >= room else mark
 
     @property
@@ -60,7 +60,7 @@ class Space:
 
     @property
     def spare(self) -> int:
-        """Bytes a file may have that is made to delete others."""
+        """Maximum size of a file that is made to replace others."""
         return max(0, self.free - self._spent - floor_of(self.total)) // 2 if self.total else 1 << 62
 
     @property
@@ -72,19 +72,19 @@ class Space:
         kept = refuse_below(self.total)
         return (
             f"the disk of {self._node} has {self.free / MIB:.1f} MiB left; {self._owed / MIB:.1f} MiB of "
-            f"rows are not in files yet, and {kept / MIB:.1f} MiB are kept for what is accepted already"
+            f"rows are not in files yet, and {kept / MIB:.1f} MiB are reserved for rows already accepted"
         )
 
     def refusal(self, short: list[NodeId], voters: int) -> ErrorReply | None:
-        """Why rows are not taken, None when they are.
+        """Why rows are not accepted, None if they are.
 
         Args:
-            short: other voters of the group that say they have no room; the group goes on without a minority.
-            voters: how many it has.
+            short: other voters of the group that report a lack of space; a minority of them does no harm.
+            voters: number of the group's voters.
         """
         if self.is_low:
             return ErrorReply("overloaded", self.why, GO_ON)
         if len(short) > (voters - 1) // 2:
-            what = f"no majority has room for rows: the disk of {', '.join(short)} is nearly full"
+            what = f"no majority has space for rows: the disk of {', '.join(short)} is nearly full"
             return ErrorReply("overloaded", what, GO_ON)
         return None

@@ -1,9 +1,10 @@
-"""Which starts of other nodes' directories were seen: an older copy of one is not heard. Pure.
+"""The known starts of other nodes, by which an older copy of a node's directory is recognised and fenced.
+Pure.
 
-Every start of an agent has a number, counted in its directory, and a random nonce. A peer that says a lower
-number than it once said, or another nonce for a start that was seen, runs on an older copy of its directory
-(a restored backup or snapshot of a machine): it has forgotten votes and entries that it had promised. The
-directory that was copied may be in use meanwhile, and is heard as before.
+Every start of an agent has a number, counted in its directory, and a random nonce. A peer that sends a lower
+number than before, or another nonce for a known start, runs on an older copy of its directory (a restored
+backup or machine snapshot): it has forgotten votes and entries that it had promised. The original directory
+may still be in use, and is heard as before.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,11 +14,11 @@ import msgspec
 from nodeagent.model.ids import NodeId
 
 STARTS_SPARE = 64
-"""Starts of nodes that are no members, or not yet, that are kept at least."""
+"""The starts of at least this many nodes that are not members (any more or yet) are kept."""
 
 
 class Start(msgspec.Struct, array_like=True, frozen=True):
-    """`number` 0: a node of the first release, which counts none."""
+    """`number` is 0 for a node of the first release, which does not count its starts."""
 
     node: NodeId
     number: int
@@ -31,16 +32,19 @@ class Starts:
         self.newest = dict(newest)
         self.older: dict[str, str] = {}
         self._by_hello: set[str] = set()
-        """Those of `older` of which only a copy was heard: the directory itself may be in use."""
+        """Incarnations in `older` of which only a copy was heard: the original directory may be in use."""
 
         self.is_saved = True
-        """Whether `newest` is on disk as it is here; the shell sees to it."""
+        """Whether `newest` is on disk as it is here; the shell saves it."""
 
     def meet(self, incarnation: str, node: NodeId, number: int, nonces: Sequence[str]) -> str:
-        """Note a peer's start. Returns why the peer is not heard, "" when it is.
+        """Note a peer's start.
 
         Args:
-            nonces: of its last starts, this one's last.
+            nonces: those of its last starts, the current one last.
+
+        Returns:
+            Why the peer is not heard, "" if it is.
         """
         newest = self.newest.get(incarnation)
         is_known = newest is not None and nonces and (number, nonces[-1]) == (newest.number, newest.nonce)
@@ -49,7 +53,7 @@ class Starts:
         if not number or not nonces:
             return self.older.get(incarnation, "")
         if newest is not None and not _goes_on_from(newest, number, nonces):
-            evidence = f"it is in start {number}, and start {newest.number} of another copy was seen"
+            evidence = f"it is in start {number}, but start {newest.number} of another copy is known"
             if incarnation not in self.older:
                 self._by_hello.add(incarnation)
                 self.older[incarnation] = older_sentence(node, evidence)
@@ -66,13 +70,13 @@ class Starts:
         self._by_hello.discard(incarnation)
 
     def prune(self, members: Collection[str]) -> None:
-        """Forget incarnations that left, when there are many."""
+        """Forget incarnations that left, once there are many."""
         if len(self.newest) > 2 * len(members) + STARTS_SPARE:
             self.newest = {i: start for i, start in self.newest.items() if i in members}
 
 
 def _goes_on_from(seen: Start, number: int, nonces: Sequence[str]) -> bool:
-    """Whether a directory in start `number` had the start that was seen, as far as its nonces go back."""
+    """Whether a directory in start `number` went through the known start, as far as its nonces go back."""
     back = number - seen.number
     return back >= len(nonces) or (back >= 0 and nonces[-1 - back] == seen.nonce)
 

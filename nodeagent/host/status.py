@@ -1,4 +1,4 @@
-"""What a node says of itself and its groups."""
+"""The status that a node reports for itself and its groups."""
 
 import msgspec
 
@@ -47,7 +47,7 @@ class Status:
         return "draining" if record.draining and record.state == "active" else record.state
 
     def _why(self) -> str:
-        """Why this node does not serve; "" when nothing is known to be in the way."""
+        """Why this node serves no requests, "" if no reason is known."""
         refused, damaged, outcast = (
             self._admission.refused,
             self._replicas.damaged,
@@ -59,7 +59,7 @@ class Status:
         return f"it waits for {waits}" if waits else ""
 
     def of_node(self, now: int, wall: int) -> NodeStatus:
-        """What only the shell knows (disk, certificates, pulled bytes) it fills in itself."""
+        """The node's status; the shell fills in what only it knows (disk, certificates, pulled bytes)."""
         context, cluster = self._context, self._cluster
         members = cluster.meta.image.nodes
         groups = [self._of_group(r) for r in self._replicas]
@@ -89,7 +89,9 @@ class Status:
         node = self._context.node
         hint = f"iotctl cluster replace-node {node} NEW"
         if group in self._replicas.unsettled:
-            hint = f"wait until {node} has the newest meta state: a group that it left goes by itself"
+            hint = (
+                f"wait until {node} has the newest meta state: groups that it left are removed automatically"
+            )
         return GroupStatus(group, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why, hint=hint)
 
     def _of_group(self, replica: Replica) -> GroupStatus:

@@ -1,8 +1,7 @@
-"""Copies that a pull found to be other than their manifest says.
+"""Copies that differed from their manifest when they were pulled.
 
-Whoever pulled cannot tell whether the disk there, the way or its own memory is to blame. So the node that
-holds the copy hashes it itself, and what it finds is its own finding, told with its manifest like what a read
-finds.
+The pulling node cannot know whether the source's disk, the network or its own memory is to blame. So the node
+that holds the copy hashes it, and reports damage with its manifest, as it does for damage that a read found.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,8 +19,13 @@ def have_checked(
     group: GroupId,
     suspects: Iterable[tuple[NodeId, str]],
 ) -> None:
-    """Have every node hash the files of `group` that it is suspected of, given as (node, name); node "" is
-    this one. No answer is waited for: if it is lost, the next pull tells again."""
+    """Have each node hash its suspected files of `group`.
+
+    Nobody waits for the answer: if the request is lost, the next pull repeats it.
+
+    Args:
+        suspects: (node, file name); node "" is this node.
+    """
     names: dict[NodeId, list[str]] = {}
     for node, name in suspects:
         names.setdefault(node, []).append(name)

@@ -1,4 +1,4 @@
-"""Which library makes this node's files: entries name it, as the bytes of a file depend on it."""
+"""Which TsFile library makes this node's files: entries name it, because a file's bytes depend on it."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,9 +7,13 @@ from nodeagent.model.files import CloseSpec
 
 
 class FileWriter:
-    """`own` is the library and its version, "" where nobody says; `level` the cluster's feature level, and
-    `unnamed` the library that entries mean which name none, "" if that is not known. `is_current`: whether
-    the two are what this node knew before its last start."""
+    """
+    Args:
+        own: this node's TsFile library and its version, "" if not given.
+        level: the cluster's feature level.
+        unnamed: the library of entries that name none, "" if it is not known.
+        is_current: whether `level` and `unnamed` are at least as new as before the last start.
+    """
 
     def __init__(
         self, own: str, level: Callable[[], int], unnamed: Callable[[], str], is_current: Callable[[], bool]
@@ -21,12 +25,13 @@ class FileWriter:
 
     @property
     def named(self) -> str:
-        """For an entry that is proposed now."""
+        """The library to name in an entry that is proposed now, "" if the cluster's level does not allow
+        it."""
         return self.own if self._level() >= Feature.FILE_WRITER else ""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known which files are made here."""
+        """Whether it is known which files this node's library may make."""
         return not self.own or self._level() >= Feature.FILE_WRITER or self._is_current()
 
     def refusal(self, specs: Iterable[CloseSpec]) -> str:

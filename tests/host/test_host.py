@@ -176,7 +176,7 @@ def test_data_that_the_log_knows_nothing_of_is_kept_and_damaged(payload: bytes |
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     alone = opened(CONFIG, groups, holding=holding)
     for host in (alone, settled_host(groups, member, holding=holding)):
-        assert "the log knows nothing of" in host.replicas.damaged["a.1"] and not host.replicas.data
+        assert "the log has no record of" in host.replicas.damaged["a.1"] and not host.replicas.data
         host.tick(10_000, 0)
         assert not jobs_of(host)
 
@@ -257,8 +257,8 @@ def test_a_checkpoint_of_another_node_time_or_group_is_damage(
         (Owner("b", "j", 1), META, None, "data/groups/meta/checkpoint is that of b j, this is a i"),
         (Owner("a", "j", 1), META, None, "data/groups/meta/checkpoint is that of a j, this is a i"),
         (ME, "a.1", None, "data/groups/meta/checkpoint is that of group a.1"),
-        (ME, META, msgspec.msgpack.encode({"applied": "x"}), "of meta is of a release"),
-        (ME, META, b"\xc1", "of meta is of a release"),
+        (ME, META, msgspec.msgpack.encode({"applied": "x"}), "of meta was written by a release"),
+        (ME, META, b"\xc1", "of meta was written by a release"),
     ],
 )
 def test_a_meta_checkpoint_of_another_node_cluster_or_release_is_damage(
@@ -288,13 +288,13 @@ def test_a_meta_group_that_the_log_knows_nothing_of_is_damage_beside_data() -> N
     """Every node follows it before it is in any other group, so its log was lost: it is not joined anew."""
     blank = {"a.1": (found(0), checkpoint())}
     for groups in ({"a.1": (found(1), checkpoint())}, {"a.1": (found(0), used())}):
-        assert "knows nothing of the meta group" in lost_meta(groups, ())
+        assert "has no record of the meta group" in lost_meta(groups, ())
         assert not lost_meta(groups | {META: (found(1), None)}, ())
         assert lost_meta(groups | {META: (found(0), None)}, ()), "its directory alone is no log"
     assert lost_meta(blank, ["a.1"]) and not lost_meta(blank, ()) and not lost_meta({}, ())
     host = opened(CONFIG, {META: (found(0), checkpoint())})
     assert (
-        "knows nothing of the meta group" in host.replicas.damaged[META] and host.status.state() == "damaged"
+        "has no record of the meta group" in host.replicas.damaged[META] and host.status.state() == "damaged"
     )
     host.tick(10_000, 0)
     assert not host.take().calls, "it asks nobody to be taken in"

@@ -61,7 +61,7 @@ MUTANTS = (
         "host/proposals.py",
         "if entries[index - first].term != term:",
         "if False:",
-        unseen="a replica that loses its leadership answers all its proposals at once",
+        unseen="a replica that loses leadership answers all its proposals at once",
     ),
     Mutant(
         "an unknown outcome is reported as a refusal",
@@ -123,7 +123,7 @@ MUTANTS = (
         "host/installs.py",
         "if context.jobs.is_running or context.leads or condition.founding:",
         "if context.jobs.is_running or condition.founding:",
-        unseen="no node sends a state to a leader",
+        unseen="no peer sends a snapshot to a leader",
     ),
     Mutant(
         "a read runs at once",
@@ -136,7 +136,7 @@ MUTANTS = (
         "host/proposals.py",
         "        if self._tokens and min(self._tokens) <= last:",
         "        if False:",
-        unseen="a replica that loses its leadership answers all its proposals at once",
+        unseen="a replica that loses leadership answers all its proposals at once",
     ),
     Mutant(
         "a node forgets its promises when it leaves a group",
