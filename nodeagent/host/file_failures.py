@@ -1,4 +1,4 @@
-"""The files of a data group that fail to be made on this node, and what an operator is told about them."""
+"""The files of a data group that fail to be made on this node, and what the status reports about them."""
 
 from collections.abc import Iterator
 

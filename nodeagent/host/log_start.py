@@ -46,7 +46,7 @@ class LogStart:
         """The newest durable checkpoint needs the log after `index`: purge what nothing else needs.
 
         Returns:
-            Whether the log was told the number of the checkpoint, because something was purged.
+            Whether the number of the checkpoint was logged, because something was purged.
         """
         self._saved_to = index
         return self._purge_unpinned()
@@ -114,7 +114,7 @@ class LogStart:
         """Purge the log up to `index`, or up to the commit index if that is less.
 
         Returns:
-            Whether there was something to purge; the log is then told the number of the checkpoint too.
+            Whether there was something to purge; the number of the checkpoint is then logged too.
         """
         raft = self._context.raft
         # After a restart the state may be ahead of the commit index that Raft knows so far.
