@@ -1,4 +1,4 @@
-"""Whether a node that starts takes part, by what the seeds say."""
+"""Whether a starting node may take part, by the answers of the seeds."""
 
 import msgspec
 import pytest
@@ -22,7 +22,7 @@ def config(node: str, seeds: tuple[Seed, ...], *, join: bool) -> NodeConfig:
 
 
 class Starting:
-    """A node that starts. `made`: the first configs of the meta replicas that it made."""
+    """A starting node. `made`: the first configurations of the meta replicas that it created."""
 
     def __init__(self, node: str, seeds: tuple[Seed, ...], *, join: bool) -> None:
         self.desk = Desk(0, 0)
@@ -31,7 +31,7 @@ class Starting:
         self.admission.start()
 
     def hear(self, **replies: Reply) -> None:
-        """The seeds answer what they are asked now, those that are named."""
+        """The named seeds answer the open questions."""
         self.desk.now += ASK_AGAIN_MS
         self.desk.fire()
         calls, self.desk.calls = self.desk.calls, []
@@ -46,9 +46,8 @@ def says(
     return StatusChecked("x", "j", conflicts, cluster, known, True, applied=applied)
 
 
-def test_a_node_without_its_meta_state_does_not_judge_who_joins() -> None:
-    """It knows no node that was added after it; by its word the newcomer that takes its place, and has all as
-    seeds, would serve nobody until it is started again."""
+def test_a_seed_without_meta_state_does_not_check_the_seeds_of_a_joining_node() -> None:
+    """It does not know nodes that were added later, and would refuse a newcomer whose seeds are all nodes."""
     seed, newcomer = config("a", OLD, join=False), config("e", NEW, join=True)
     known = Image(cluster_id="k", applied=7)
     asked = status_question(newcomer, "i")
@@ -61,8 +60,8 @@ def test_a_node_without_its_meta_state_does_not_judge_who_joins() -> None:
 
 
 @pytest.mark.parametrize("first", ["bad", "good", "both"])
-def test_who_joins_believes_the_seed_that_knows_most(first: str) -> None:
-    """Others lag behind a node that was added, or of an older version say what they cannot know."""
+def test_a_joining_node_follows_the_seed_with_the_newest_meta_state(first: str) -> None:
+    """Other seeds may not know an added node yet, or are of an older version and answer too strictly."""
     node = Starting("e", NEW, join=True)
     bad = {"a": says("", conflicts=CONFLICT), "b": says("k", 3, conflicts=CONFLICT)}
     good = {"c": says("k", 9)}
@@ -78,7 +77,7 @@ def test_who_joins_believes_the_seed_that_knows_most(first: str) -> None:
     assert node.made == [Config()] and not node.admission.refused
 
 
-def test_who_is_refused_by_the_newest_goes_on_asking() -> None:
+def test_a_joining_node_that_the_newest_seed_refuses_keeps_asking() -> None:
     node = Starting("e", NEW, join=True)
     node.hear(b=says("k", 9, known=True))
     assert "with another data directory" in node.admission.refused and not node.made
@@ -86,9 +85,9 @@ def test_who_is_refused_by_the_newest_goes_on_asking() -> None:
     assert node.made == [Config()] and not node.admission.refused
 
 
-def test_a_seed_that_lags_lets_nobody_in_for_good() -> None:
-    """It does not know yet that the node was added with another directory. Until the meta group reaches this
-    one, which it never does, the newest word is told."""
+def test_an_answer_of_a_lagging_seed_does_not_admit_a_node_permanently() -> None:
+    """The lagging seed does not know yet that the node was added with another directory. The newest answer is
+    reported until the node follows the meta group, which never happens here."""
     node = Starting("e", NEW, join=True)
     node.hear(a=says("k", 3))
     assert node.made == [Config()] and not node.admission.refused
@@ -98,9 +97,9 @@ def test_a_seed_that_lags_lets_nobody_in_for_good() -> None:
 
 
 @pytest.mark.parametrize("join", [True, False])
-def test_who_knows_its_cluster_asks_nobody_and_is_refused_by_nobody(join: bool) -> None:
-    """What it may do is in the meta state then. Answers may still be on their way, also to a seed that led
-    before another one formed the cluster."""
+def test_a_node_that_knows_its_cluster_asks_no_seed_and_is_not_refused(join: bool) -> None:
+    """The meta state then says what it may do. Late answers may still arrive, also at a seed that led before
+    another seed formed the cluster."""
     node = Starting("a", OLD, join=join)
     calls = {to[0]: number for number, to, _ in node.desk.calls}
     node.desk.on_reply(calls["b"], says("", conflicts=("slots",)))
@@ -113,8 +112,8 @@ def test_who_knows_its_cluster_asks_nobody_and_is_refused_by_nobody(join: bool) 
     assert not node.desk.calls
 
 
-def test_a_seed_whose_cluster_is_not_formed_goes_on_asking() -> None:
-    """A conflict that another seed had is over when that one is configured like the others."""
+def test_a_seed_whose_cluster_is_not_formed_keeps_asking() -> None:
+    """A conflict with another seed ends when that seed is configured like the others."""
     node = Starting("a", OLD, join=False)
     node.admission.stop()  # there is a meta replica on its disk
     node.hear(b=says("", conflicts=("slots",)))
@@ -132,13 +131,13 @@ def test_a_first_start_waits_until_all_seeds_are_configured_alike() -> None:
     assert node.made == [Config(("a", "b", "c"))] and not node.admission.refused
 
 
-def test_a_first_start_where_a_cluster_is_already_is_refused() -> None:
+def test_a_first_start_is_refused_if_a_cluster_exists() -> None:
     node = Starting("a", OLD, join=False)
     node.hear(b=says("k", 4), c=says("k", 4))
     assert "cluster k exists already" in node.admission.refused and not node.made
 
 
-def test_who_is_not_heard_says_so_until_somebody_hears_it() -> None:
+def test_a_node_that_the_seeds_forbid_reports_it_until_one_answers() -> None:
     node = Starting("e", NEW, join=True)
     node.hear(a=ErrorReply("forbidden", "the certificate is of another cluster"))
     assert node.admission.refused == "a: the certificate is of another cluster"

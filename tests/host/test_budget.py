@@ -1,4 +1,4 @@
-"""No turn of the loop does more than its budget, and nothing is left undone."""
+"""No turn of the loop exceeds its budget, and all work is done in the end."""
 
 import msgspec
 
@@ -46,7 +46,7 @@ def leading() -> Host:
 
 
 def turns(host: Host, payload: bytes, count: int) -> list[dict[str, int]]:
-    """Per turn how many of `count` entries for each group were applied."""
+    """How many of `count` entries of each group each turn applied."""
     for group in GROUPS:
         host.replicas.data[group].propose([payload] * count)
     persist = host.take().persist
@@ -62,7 +62,7 @@ def turns(host: Host, payload: bytes, count: int) -> list[dict[str, int]]:
 
 
 def test_a_backlog_is_applied_over_several_turns() -> None:
-    """In entries; no group waits for the whole backlog of another, and all is applied in the end."""
+    """No group waits for the whole backlog of another, and all entries are applied in the end."""
     host = leading()
     seen = {g: host.replicas.data[g].seen for g in GROUPS}
     found = turns(host, commands.encode(commands.Opaque(b"x")), 3 * APPLY_ENTRIES_PER_TURN)
@@ -87,7 +87,7 @@ def test_entries_that_left_the_log_are_freed_some_at_a_time() -> None:
 
 
 def test_large_entries_are_counted_in_bytes() -> None:
-    """One that is larger than the budget is applied all the same, alone."""
+    """An entry that is larger than the budget is applied by itself."""
     payload = commands.encode(commands.Opaque(b"x" * (APPLY_BYTES_PER_TURN // 4)))
     assert max(sum(f.values()) for f in turns(leading(), payload, 8)) <= 4
     payload = commands.encode(commands.Opaque(b"x" * (APPLY_BYTES_PER_TURN + 1)))
@@ -101,8 +101,8 @@ def _file(partition: int, number: int) -> FileMeta:
 
 
 def _looking(node: Node, partitions: int, turns: int) -> list[int]:
-    """How many of so many partitions were looked at in each turn: one whose files are none is forgotten.
-    What is found is checked at once."""
+    """How many of `count` partitions each turn looked at; partitions without files are forgotten, and chosen
+    runs are checked at once."""
     compactor, state = node.host.compactor, node.replica.state
     compactor._look_at = node.host.desk.now
     state.files.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(partitions)}
@@ -116,8 +116,8 @@ def _looking(node: Node, partitions: int, turns: int) -> list[int]:
     return looked
 
 
-def test_a_look_for_what_to_compact_takes_some_in_each_turn_until_all_are_looked_at() -> None:
-    """Not one look in each `compact_every_ms`: with a hundred thousand files new ones would wait for long."""
+def test_a_compaction_pass_looks_at_some_partitions_per_turn_until_all_are_done() -> None:
+    """One turn per `compact_every_ms` would let new files wait too long among a hundred thousand."""
     most = COMPACT_KEYS_PER_TURN
     node = Node([])
     assert _looking(node, 5 * most + 7, 8) == [most] * 5 + [7, 0, 0]
@@ -126,8 +126,8 @@ def test_a_look_for_what_to_compact_takes_some_in_each_turn_until_all_are_looked
     assert len(node.replica.state.files.changed) == 1, "all were looked at, so the next look comes later"
 
 
-def test_what_waits_is_looked_at_once_in_a_look() -> None:
-    """A hundred thousand partitions with deletes, or slots that move, would be looked at again and again."""
+def test_a_partition_that_must_wait_is_looked_at_once_per_compaction_pass() -> None:
+    """Else a hundred thousand partitions with deletes, or in moving slots, would be looked at repeatedly."""
     count = 3 * COMPACT_KEYS_PER_TURN
     node = Node([])
     asked: list[object] = []
@@ -140,9 +140,9 @@ def test_what_waits_is_looked_at_once_in_a_look() -> None:
     assert _looking(node, count, 6) == [0] * 6 and len(asked) == len(set(asked)) == count
 
 
-def test_what_is_found_is_merged_at_the_pace_that_was_set() -> None:
-    """Else a group with many partitions would merge in every turn, beside those who write; but a look that
-    finds one thing goes on, or files would wait for each other."""
+def test_compaction_keeps_the_configured_pace() -> None:
+    """Else a group with many partitions would merge in every turn, at the expense of the writers. A pass with
+    a single run continues, or files would wait for each other."""
     step = COMPACT_KEYS_PER_TURN
     node = Node([_file(i * step, n) for i in range(40) for n in range(2)])
     looked = _looking(node, 40 * step, 10)
@@ -150,7 +150,7 @@ def test_what_is_found_is_merged_at_the_pace_that_was_set() -> None:
     assert looked == [step - 1] * turns + [0] * (10 - turns)
 
 
-def test_a_look_ends_with_what_may_be_merged_at_a_time() -> None:
+def test_a_compaction_pass_ends_at_its_maximum_of_runs() -> None:
     node = Node([_file(i, n) for i in range(3 * COMPACTIONS_MAX) for n in range(2)])
     found: list[int] = []
     node.host.compactor._check = lambda replica, runs: found.append(len(runs))  # type: ignore[method-assign]

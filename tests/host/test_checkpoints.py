@@ -33,7 +33,7 @@ from tests.host.test_host import CONFIG
 
 
 def files(number: int) -> list[FileMeta]:
-    """Each of a time partition of its own."""
+    """Files, each of its own time partition."""
     keys = [PartitionKey("sg", i, 0) for i in range(number)]
     return [
         FileMeta(f"00003-{i:012d}-0000.tsfile", 3, key, "t", (i,), 10, "f" * 32, 1, i, i, (1, 1, 1))
@@ -54,7 +54,7 @@ def test_a_large_state_is_saved_less_often(held: int, early: int) -> None:
 
 
 def test_rows_alone_are_saved_less_often_than_what_a_restart_must_know() -> None:
-    """Within a second only a change that is not rows is saved; after five rows are, too."""
+    """Within a second only changes other than rows are saved; after five seconds rows are too."""
     node = Node()
     session = opened_session(node)
     write_row(node, session, 1)
@@ -72,7 +72,7 @@ def test_rows_alone_are_saved_less_often_than_what_a_restart_must_know() -> None
 
 
 def saved_now(node: Node, result: JobResult) -> FileChanges:
-    """What the next checkpoint says of the files; it ends with `result`."""
+    """The file changes of the next checkpoint, which ends with `result`."""
     node.replica.context.unsaved.add()
     while not node.under_way(SaveCheckpoint):
         node.pass_ms(500)
@@ -82,7 +82,7 @@ def saved_now(node: Node, result: JobResult) -> FileChanges:
 
 
 def test_a_checkpoint_costs_what_changed() -> None:
-    """Of twenty thousand files the one that came and the one that left, until all are saved again."""
+    """It names only the files added and removed, of twenty thousand, until all files are saved again."""
     whole = files(20_000)
     node = Node(whole)
     first = saved_now(node, CheckpointSaved("b1"))
@@ -100,7 +100,7 @@ def test_a_checkpoint_costs_what_changed() -> None:
 
 
 def test_after_a_checkpoint_that_failed_all_files_are_saved() -> None:
-    """Nobody knows what is on disk then; nothing that changed meanwhile is forgotten."""
+    """The content of the disk is unknown then, and changes during the failed save must not be lost."""
     node = Node(files(3))
     assert saved_now(node, Failed("overloaded", "disk full")).base == ""
     assert saved_now(node, CheckpointSaved("b1")).base == ""
@@ -113,7 +113,7 @@ ME = Owner("a", "i", 0)
 
 
 def payload_saved(node: Node) -> bytes:
-    """The next checkpoint, as a restart finds it; it is durable, and what follows from that is begun."""
+    """The next checkpoint as a restart reads it; it is durable, and the work that waited for it has begun."""
     node.replica.context.unsaved.add()
     while not node.under_way(SaveCheckpoint):
         node.pass_ms(500)
@@ -124,7 +124,7 @@ def payload_saved(node: Node) -> bytes:
 
 
 def log_of(node: Node) -> GroupLog:
-    """What the log of the group holds."""
+    """The group's records in the log."""
     log = node.replica.raft.log
     said = [op.base for op in node.logged if isinstance(op, Rebase)]
     base = said[-1] if said else Base(log.base.index, log.base.term, log.base.config)
@@ -168,7 +168,7 @@ def test_files_are_removed_when_the_log_says_that_it_needs_a_checkpoint_without_
 
 
 def test_an_older_checkpoint_that_the_log_goes_on_from_gives_the_same_state() -> None:
-    """Where nothing was removed since, all that follows is in the log: it is no damage, and read again."""
+    """If nothing was removed since, the log holds all later entries: an older checkpoint is no damage."""
     node = Node()
     session = opened_session(node)
     payloads = []
@@ -182,7 +182,7 @@ def test_an_older_checkpoint_that_the_log_goes_on_from_gives_the_same_state() ->
 
 
 def state_from(log: GroupLog, payload: bytes) -> bytes:
-    """The state of a node that starts with these, when all is applied again."""
+    """The state of a node that starts with these, once all entries are applied."""
     assert not fault_of(GROUP, log, payload, ME)
     node = Node.__new__(Node)
     node.host = opened(CONFIG, {GROUP: (log, payload)})
@@ -195,7 +195,7 @@ def state_from(log: GroupLog, payload: bytes) -> bytes:
 
 
 def test_a_state_that_was_installed_is_taken_until_own_checkpoints_follow() -> None:
-    """It is not counted. A kill before the log begins behind it leaves it ahead of the log."""
+    """It has no number. A kill before the log begins after it leaves it ahead of the log."""
     node = Node()
     own = msgspec.msgpack.decode(payload_saved(node), type=Saved)
     counted = msgspec.structs.replace(log_of(node).base, index=7, checkpoint=3)
@@ -216,8 +216,8 @@ def test_a_state_that_was_installed_is_taken_until_own_checkpoints_follow() -> N
 
 
 def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower, then a snapshot on its way to one. One that needs a snapshot in any case pins nothing, nor
-    one that makes no headway for long."""
+    """Followers pin the log up to a limit, snapshots up to a higher one. A follower that needs a snapshot
+    anyway pins nothing, nor does one that makes no progress for long."""
     monkeypatch.setattr("tests.host.test_compactor.ALONE", Config(("a",), ("b",)))
     node = Node()
     replica, keep = node.replica, node.host.desk.space.log_keep

@@ -1,4 +1,4 @@
-"""What the voters' clocks say together, and what waits while they disagree."""
+"""The time that the voters' clocks agree on, and what waits while they disagree."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +23,7 @@ def clocks(wall: int = 1_000_000) -> Clocks:
 
 
 def test_no_time_has_passed_before_a_majority_was_heard() -> None:
-    """One clock alone ends nothing, however sure it is."""
+    """A single clock expires nothing."""
     c = clocks()
     assert c.passed(VOTERS) is None and c.skewed(VOTERS) == {}
     c.heard("b", 1_000_000)
@@ -32,16 +32,16 @@ def test_no_time_has_passed_before_a_majority_was_heard() -> None:
     assert clocks().passed(("a", "b")) is None, "half is no majority"
 
 
-def test_the_slowest_of_those_heard_tells_what_has_passed() -> None:
-    """What is deleted by its age is old by every clock that was heard."""
+def test_the_slowest_clock_heard_decides_which_time_has_passed() -> None:
+    """Rows expire only if they are old by every clock that was heard."""
     c = clocks(1_004_000)
     c.heard("b", 1_003_000)
     c.heard("c", 1_000_000)
     assert c.passed(VOTERS) == 1_000_000
 
 
-def test_one_clock_that_is_wrong_ends_nothing_and_is_named() -> None:
-    """Ahead or behind, the leader's own or another's; records go by the others."""
+def test_a_single_wrong_clock_expires_nothing_and_is_named() -> None:
+    """Ahead or behind, the leader's own or another's; records use the other clocks."""
     for wrong in (DAYS, -DAYS, CLOCK_SKEW_MAX_MS + 1):
         for node in VOTERS:
             c = clocks(1_000_000 + wrong * (node == "a"))
@@ -55,7 +55,7 @@ def test_one_clock_that_is_wrong_ends_nothing_and_is_named() -> None:
     assert c.passed(VOTERS) == 1_000_000, "within the bound"
 
 
-def test_what_a_clock_said_grows_old() -> None:
+def test_a_clock_that_is_not_heard_lately_does_not_count() -> None:
     """With the monotonic time since; and a peer that is not heard any more is no witness."""
     c = clocks()
     c.heard("b", 1_000_000)

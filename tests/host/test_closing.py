@@ -62,7 +62,7 @@ BAD = PARTITIONS[2]
 
 
 def node_closing_five() -> Node:
-    """One close of five partitions is under way."""
+    """A node on which one close of five partitions runs."""
     node = Node(())
     session = opened_session(node)
     for number, partition in enumerate(PARTITIONS, 1):
@@ -78,7 +78,7 @@ def made_of(unit: CloseUnit) -> FileMeta:
 
 
 def close_all_but(node: Node, bad: PartitionKey, why: Failed) -> int:
-    """End every close under way, badly where the unit is in it; how many were tried."""
+    """End every running close; those with `bad` fail. Returns the number of closes."""
     tried = 0
     while node.under_way(CloseFiles):
         job = node.under_way(CloseFiles)[0]
@@ -89,8 +89,8 @@ def close_all_but(node: Node, bad: PartitionKey, why: Failed) -> int:
     return tried
 
 
-def test_a_unit_that_cannot_be_closed_is_found_and_keeps_no_other_from_its_file() -> None:
-    """Halves are tried at once; what is left is tried again ever more rarely, and named in the status."""
+def test_a_unit_that_cannot_be_closed_is_isolated_and_the_others_get_their_files() -> None:
+    """Halves are tried at once; the bad unit is retried at growing intervals and named in the status."""
     node = node_closing_five()
     assert close_all_but(node, BAD, Failed("file_corrupt", "wrote 2 rows, the file has 1")) <= 7
     state = node.replica.state
@@ -120,7 +120,7 @@ def test_a_full_disk_splits_no_close() -> None:
 
 
 def test_sessions_end_in_entries_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that are old enough, in one go; one that was used meanwhile stays."""
+    """All old sessions end together; a session that was used in the meantime stays."""
     monkeypatch.setattr(limits, "EXPIRED_PER_ENTRY_MAX", 3)
     node = Node()
     sessions = [opened_session(node) for _ in range(8)]
@@ -137,8 +137,9 @@ def test_sessions_end_in_entries_of_a_bounded_size(monkeypatch: pytest.MonkeyPat
     assert node.replica.state.sessions.known() == {sessions[4]}
 
 
-def test_native_code_on_a_full_disk_puts_nothing_off() -> None:
-    """The library says it in its own words: while the disk is known to be full no unit is taken for bad."""
+def test_an_error_of_native_code_on_a_full_disk_splits_no_close() -> None:
+    """The TsFile library has its own error text: while the disk is known to be full no unit is taken for
+    bad."""
     node = node_closing_five()
     node.replica.desk.space.measured(0, 1 << 30, 0)
     for _ in range(4):
@@ -149,15 +150,15 @@ def test_native_code_on_a_full_disk_puts_nothing_off() -> None:
 
 
 def fail_again(node: Node, times: int) -> None:
-    """The bad unit's close fails so often in a row."""
+    """The bad unit's close fails `times` times in a row."""
     for _ in range(times):
         while not node.under_way(CloseFiles):
             node.pass_ms(100)
         node.finish(CloseFiles, Failed("file_corrupt", "wrote 2 rows, the file has 1"))
 
 
-def test_a_unit_that_fails_again_and_again_is_parked_and_named() -> None:
-    """The leader logs it once it has tried enough; the rows are a file then, and the status says which."""
+def test_a_unit_that_fails_repeatedly_is_parked_and_named() -> None:
+    """The leader parks it after enough tries; the rows are then an Arrow file, which the status names."""
     node = node_closing_five()
     close_all_but(node, BAD, Failed("file_corrupt", "wrote 2 rows, the file has 1"))
     fail_again(node, PARK_TRIES - 2)

@@ -1,4 +1,4 @@
-"""What a leader does for its files, one step after the other, on a node that is alone in its group."""
+"""What a leader does with its files, step by step, on a node that is alone in its group."""
 
 from collections.abc import Iterable, Sequence
 
@@ -83,7 +83,7 @@ class Node:
         self.calls: list[tuple[int, object, Request]] = []
         self.notes: list[str] = []
         self.not_durable: list[int] | None = None
-        """Batches that a test keeps from being durable; None when all are at once."""
+        """Batches that are not durable yet; None if all become durable at once."""
 
         self.now = 0
         self.pass_ms(3_000)
@@ -127,7 +127,7 @@ class Node:
         return job
 
     def save(self) -> None:
-        """Every checkpoint that is begun becomes durable."""
+        """Make every checkpoint durable that begins."""
         self.pass_ms(1_000)
         while self.under_way(SaveCheckpoint):
             self.finish(SaveCheckpoint, Done())
@@ -139,8 +139,8 @@ def output(job: CompactFiles) -> FileMeta:
     return FileMeta(spec.name, 3, P, "t", spec.order, 15, "f" * 32, 2, 2, 3, (2, 2, 2), job.unit.clean)
 
 
-def test_inputs_go_after_the_checkpoint_and_the_last_reader() -> None:
-    """A restart finds what its checkpoint names; a scan finds what it was told to read."""
+def test_inputs_are_unlinked_after_the_checkpoint_and_the_last_reader() -> None:
+    """A restart needs the files that its checkpoint names, and a scan the files it was given."""
     node = Node()
     node.save()
     node.finish(HashFiles, GOOD)
@@ -164,8 +164,8 @@ def test_inputs_go_after_the_checkpoint_and_the_last_reader() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_inputs_stay_while_a_state_is_installed_that_may_name_them(fails: bool) -> None:
-    """The sender has not merged them yet. A scan that ends meanwhile, and a delete that is tried again,
-    unlink nothing; what the state that came does not name goes then."""
+    """The sender may not have merged them yet. A scan that ends or a retried delete unlinks nothing during
+    the installation; files that the new state does not name are unlinked after it."""
     node = Node()
     node.save()
     node.finish(HashFiles, GOOD)
@@ -190,7 +190,7 @@ def test_inputs_stay_while_a_state_is_installed_that_may_name_them(fails: bool) 
     assert isinstance(deleted, DeleteFiles) and not node.replica.removals.is_pending
 
 
-def test_inputs_stay_while_no_checkpoint_is_without_them() -> None:
+def test_inputs_stay_while_the_last_checkpoint_names_them() -> None:
     node = Node()
     node.save()
     node.finish(HashFiles, GOOD)
@@ -218,16 +218,16 @@ def test_a_damaged_input_is_named_and_nothing_is_logged() -> None:
     assert node.under_way(CompactFiles) and not node.replica.trouble
 
 
-def test_a_copy_that_is_damaged_on_another_member_keeps_the_files_apart(
+def test_files_are_not_merged_while_a_copy_on_another_member_is_damaged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the good copies would go while a damaged one is left. Who does not answer may be such a one, who
-    has not made a file yet will, and who lost the replica has no copy."""
+    """Else the intact copies would be removed while a damaged one is left. A member that does not answer may
+    hold a damaged copy, one that has not made a file yet will make it, and a lost replica has no copy."""
     monkeypatch.setattr(f"{__name__}.ALONE", Config(("a",), ("b",)))
     node = Node()
 
     def hashed(reply: Reply) -> None:
-        """The next check, and what b says to it."""
+        """The next check, which b answers."""
         for _ in range(12):
             node.host.peers.heard["b"] = node.now
             node.pass_ms(1_000 if not node.under_way(HashFiles) else 0)
@@ -249,8 +249,8 @@ def test_a_copy_that_is_damaged_on_another_member_keeps_the_files_apart(
     assert node.replica.state.compactions.under_way
 
 
-def test_a_replica_says_whether_it_is_at_work_on_its_files() -> None:
-    """A check or a save makes no files, and a merge that failed may fail again."""
+def test_a_replica_reports_whether_it_is_making_files() -> None:
+    """A check or a checkpoint makes no files, and a failed merge may fail again."""
     node = Node()
 
     def at_work() -> bool:
@@ -273,7 +273,7 @@ def test_a_replica_says_whether_it_is_at_work_on_its_files() -> None:
     assert node.under_way(SaveCheckpoint) and not at_work()
 
 
-def test_a_compaction_that_fails_is_named_and_tried_again() -> None:
+def test_a_failed_compaction_is_named_and_retried() -> None:
     node = Node()
     node.finish(HashFiles, GOOD)
     job = node.finish(CompactFiles, Failed("file_corrupt", "not what it was"))
@@ -293,14 +293,14 @@ def merge_fails(node: Node, result: Failed, times: int) -> None:
 
 
 def parked(node: Node) -> bool:
-    """A merge that is under way is to be parked."""
+    """A node with a running merge that is to be parked."""
     pending = [m.command for m in node.replica.state.compactions.under_way]
     return any(isinstance(c, commands.Park) or c.parked for c in pending)
 
 
-def test_a_merge_that_fails_again_and_again_is_parked() -> None:
-    """The leader logs it once it has tried enough. What cannot even be made as Arrow is tried ever more
-    rarely, and its place goes on being named."""
+def test_a_merge_that_fails_repeatedly_is_parked() -> None:
+    """The leader parks it after enough tries. If it cannot even be made as Arrow, it is retried at growing
+    intervals, and the status keeps naming it."""
     files = tuple(msgspec.structs.replace(f, name=f"old-{f.name}") for f in FILES)
     node = Node(files)
     node.finish(HashFiles, FilesHashed(tuple((f.name, f.xxh3) for f in files)))
@@ -334,7 +334,7 @@ IN_ARROW = tuple(
 
 
 def trial(node: Node) -> CompactFiles:
-    """The check of one parked file ends well, and the trial of it begins."""
+    """The check of one parked file succeeds, and its trial begins."""
     node.pass_ms(1_000)
     hashed = node.under_way(HashFiles)[0]
     assert isinstance(hashed, HashFiles)
@@ -344,8 +344,8 @@ def trial(node: Node) -> CompactFiles:
     return job
 
 
-def test_what_is_parked_is_made_a_tsfile_by_a_process_that_can() -> None:
-    """Each tries for itself first; only when it can is anything logged, deletes of before included."""
+def test_a_parked_file_becomes_a_tsfile_once_a_process_can_make_it() -> None:
+    """A process first tries it alone; a compaction, with earlier deletes, is logged only if that works."""
     node = Node(IN_ARROW[:1])
     job = trial(node)
     assert job.is_trial and job.unit.inputs == IN_ARROW[:1] and not node.replica.state.compactions.under_way
@@ -360,8 +360,8 @@ def test_what_is_parked_is_made_a_tsfile_by_a_process_that_can() -> None:
     assert not node.under_way(CompactFiles) and not node.under_way(HashFiles)
 
 
-def test_a_process_tries_once_and_then_merges_what_stays_parked() -> None:
-    """Many closes of rows that become no TsFile must not leave as many files."""
+def test_a_process_tries_a_parked_file_once_and_then_merges_it_as_parked() -> None:
+    """Many closes of rows that cannot become TsFiles must not leave as many files."""
     node = Node(IN_ARROW)
     for file in IN_ARROW:
         job = trial(node)
@@ -373,7 +373,7 @@ def test_a_process_tries_once_and_then_merges_what_stays_parked() -> None:
     assert "why" in node.replica.trouble
 
 
-def test_a_trial_without_room_is_no_verdict() -> None:
+def test_a_trial_that_fails_for_lack_of_space_is_repeated() -> None:
     node = Node(IN_ARROW[:1])
     trial(node)
     node.finish(CompactFiles, Failed("overloaded", "no space left"))
@@ -391,7 +391,7 @@ def test_a_trial_without_room_is_no_verdict() -> None:
     ],
     ids=["space", "damage"],
 )
-def test_want_of_space_and_damage_park_no_merge(result: Failed) -> None:
+def test_lack_of_space_and_damage_park_no_merge(result: Failed) -> None:
     node = Node()
     node.finish(HashFiles, GOOD)
     merge_fails(node, result, 3 * PARK_TRIES)
@@ -399,7 +399,7 @@ def test_want_of_space_and_damage_park_no_merge(result: Failed) -> None:
 
 
 def test_native_code_on_a_full_disk_parks_no_merge() -> None:
-    """It says in its own words that there is no room, as if the rows were at fault."""
+    """Its error text for lack of space looks as if the rows were at fault."""
     node = Node()
     node.finish(HashFiles, GOOD)
     (job,) = node.under_way(CompactFiles)
@@ -409,7 +409,7 @@ def test_native_code_on_a_full_disk_parks_no_merge() -> None:
     assert node.replica.failures.stuck[job.unit.spec.name].tries == 0
 
 
-def test_merges_that_fail_keep_no_other_from_being_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_merges_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeagent.host.compactor.COMPACTIONS_MAX", 1)
     q = PartitionKey("sg", 2, 0)
     others = tuple(
@@ -437,8 +437,8 @@ def test_while_files_are_compared_none_is_compacted() -> None:
     assert node.under_way(HashFiles)
 
 
-def test_while_a_change_goes_on_runs_are_longer() -> None:
-    """Two files are a run here, four while an operation runs; one that waits puts nothing off."""
+def test_runs_are_longer_during_an_operation() -> None:
+    """Two files are a run here, four while an operation runs; an operation that waits changes nothing."""
     change = Operation("op-9", "add-node", "d", "me", 0, 1, 2, [], [], Options(), Stage.MOVING)
     node = Node(change=change)
     node.pass_ms(5_000)
@@ -448,7 +448,7 @@ def test_while_a_change_goes_on_runs_are_longer() -> None:
     assert node.under_way(HashFiles)
 
 
-def test_what_a_change_put_off_is_not_forgotten() -> None:
+def test_a_merge_postponed_by_an_operation_happens_after_it() -> None:
     change = Operation("op-9", "add-node", "d", "me", 0, 1, 2, [], [], Options(), Stage.OPEN)
     node = Node(change=change)
     node.pass_ms(5_000)
@@ -459,8 +459,8 @@ def test_what_a_change_put_off_is_not_forgotten() -> None:
 
 
 def test_a_check_of_named_files_does_not_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each compaction has a few hashed by every member: with a hundred thousand files in the group, to go
-    through them all would hold up the loop each time."""
+    """Each compaction has every member hash a few files: to go through all hundred thousand files of the
+    group each time would block the loop."""
     node = Node()
     node.host.cluster.meta.image.settings = CONFIG.cluster
     node.jobs.clear()
@@ -473,7 +473,7 @@ def test_a_check_of_named_files_does_not_look_at_the_others(monkeypatch: pytest.
 
 
 def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member() -> None:
-    """The manifest says which file, and what waits for it; a repair brings what the others made of it."""
+    """The manifest reply names the file and the compaction that waits; a repair brings that output."""
     files = tuple(msgspec.structs.replace(f, name=f"old-{f.name}") for f in FILES)
     node = Node(files)
     node.save()
@@ -507,10 +507,11 @@ def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member()
     assert not node.replica.failures.stuck and not node.replica.damaged_files.named()
 
 
-def test_a_damaged_input_that_nobody_can_give_is_told_with_the_node_to_replace(
+def test_a_damaged_input_without_any_copy_is_reported_with_the_node_to_replace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not before all others have said for some minutes that they have none: one that does not answer may."""
+    """Only after all others have answered for some minutes that they have none: a silent member may have
+    one."""
     node = Node()
     node.save()
     node.finish(HashFiles, GOOD)
@@ -536,10 +537,11 @@ def test_a_damaged_input_that_nobody_can_give_is_told_with_the_node_to_replace(
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_a_copy_that_comes_when_its_slot_is_released_is_unlinked(
+def test_a_copy_that_comes_after_its_slot_was_released_is_unlinked(
     released: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is what a later compaction made of a file that is damaged here. Nothing names it then, nor will."""
+    """It is the output of a later compaction of a file that is damaged here. Nothing names it then, or
+    later."""
     files = tuple(msgspec.structs.replace(f, name=f"old-{f.name}") for f in FILES)
     node = Node(files)
     node.save()
@@ -568,8 +570,11 @@ def test_a_copy_that_comes_when_its_slot_is_released_is_unlinked(
 
 
 @pytest.mark.parametrize("unlinked", [False, True])
-def test_a_file_repaired_while_it_is_compacted_goes_after_the_checkpoint_without_it(unlinked: bool) -> None:
-    """A restart before that finds what its checkpoint names. It goes at once where it was unlinked before."""
+def test_a_file_repaired_during_its_compaction_is_unlinked_after_a_checkpoint(
+    unlinked: bool,
+) -> None:
+    """A restart before that needs the files its checkpoint names. If it was unlinked before, it is at
+    once."""
     node = Node()
     node.save()
     node.finish(HashFiles, GOOD)
@@ -609,7 +614,7 @@ def hint_of(node: Node) -> str:
     return next(g.hint for g in node.host.status.of_node(node.now, node.now).groups if g.group == GROUP)
 
 
-def test_what_a_read_found_damaged_is_told_until_it_is_mended() -> None:
+def test_damage_that_a_read_found_is_reported_until_it_is_repaired() -> None:
     node = Node()
     node.host.on_request(1, ScanRows(GROUP, "sg", ScanSpec(SCHEMA), "weak"), node.now, node.now)
     node.take()
@@ -625,8 +630,8 @@ def test_what_a_read_found_damaged_is_told_until_it_is_mended() -> None:
     assert not node.replica.damaged_files.named()
 
 
-def test_what_a_pull_suspects_a_replica_of_is_its_own_finding_when_it_finds_it_too() -> None:
-    """It hashes the file itself, also of a slot that left the group and that it keeps."""
+def test_a_replica_reports_damage_that_a_pull_suspected_if_its_own_hash_confirms_it() -> None:
+    """It hashes the file itself, also if the slot has left the group but its files are still here."""
     node = Node()
     node.pass_ms(500)
     node.jobs.clear()
@@ -648,8 +653,8 @@ def test_what_a_pull_suspects_a_replica_of_is_its_own_finding_when_it_finds_it_t
     assert not node.replica.damaged_files.named()
 
 
-def test_a_hash_takes_nothing_from_what_a_compaction_said_of_a_file() -> None:
-    """A repair needs to know what waits for it."""
+def test_a_hash_keeps_what_a_compaction_reported_about_a_damaged_file() -> None:
+    """A repair needs to know which compaction waits for the file."""
     node = Node()
     node.save()
     node.finish(HashFiles, GOOD)

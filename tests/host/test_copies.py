@@ -1,4 +1,4 @@
-"""What fails to be made here and comes from other members, as a host sees it."""
+"""Copies of files that fail to be made here, from other members."""
 
 import msgspec
 import pytest
@@ -46,14 +46,14 @@ class Lacking(Node):
 
 @pytest.fixture
 def node() -> Lacking:
-    """Two files are asked for, one after the other."""
+    """Two files are requested, one after the other."""
     node = Lacking()
     node.fetch(2)
     return node
 
 
-def test_what_fails_to_be_made_here_comes_from_the_first_member_that_has_it(node: Lacking) -> None:
-    """The next file of the group comes after it, and an operator's repair is refused meanwhile."""
+def test_a_file_that_cannot_be_made_here_comes_from_the_first_member_that_has_it(node: Lacking) -> None:
+    """The next file of the group follows, and until then an operator's repair is refused."""
     asked = node.calls()
     assert [(to, type(r), r.names) for _, to, r in asked] == [("b", ExportFiles, ("g",))]
     older = msgspec.structs.replace(LACKING, order=(4,))
@@ -77,15 +77,15 @@ def test_what_fails_to_be_made_here_comes_from_the_first_member_that_has_it(node
 
 
 @pytest.mark.parametrize("code", ["unavailable", "overloaded", "not_found"])
-def test_a_file_is_nowhere_when_every_other_member_said_so(code: str, node: Lacking) -> None:
-    """Not when one could not be asked: an operator is told to replace this node."""
+def test_a_file_is_nowhere_if_every_other_member_answered_so(code: str, node: Lacking) -> None:
+    """But not if a member could not be asked, because the operator would be advised to replace this node."""
     node.answer(node.calls(), NOT_MADE)
     node.answer(node.calls(), ErrorReply(code, "from c"))
     assert node.got == [None] and node.nowhere == [code == "not_found"]
 
 
-def test_one_that_had_the_file_says_so() -> None:
-    """Of the file that fails here, not of what it was merged into, which is asked for first."""
+def test_a_member_that_once_had_the_file_reports_it() -> None:
+    """This concerns the file that fails here, not the merged file, which is requested first."""
     node, merged = Lacking(), msgspec.structs.replace(SPEC, name="h")
     got: list[Answers] = []
     had = ErrorReply("not_found", "merged by now", details={PASSED: True})
@@ -100,8 +100,8 @@ def test_one_that_had_the_file_says_so() -> None:
     assert got == [Answers(is_nowhere=True, has_passed=True), Answers(is_nowhere=True)]
 
 
-def test_many_that_wait_are_told_one_by_one_that_nothing_comes(node: Lacking) -> None:
-    """A node that is short of space asks for none of them; they do not end inside of each other."""
+def test_many_waiting_copies_end_one_by_one_if_no_copy_comes(node: Lacking) -> None:
+    """A node that is short of space requests none of them; they do not end recursively."""
     node.fetch(1_000)
     for _ in range(2):
         asked = node.calls()
@@ -113,8 +113,8 @@ def test_many_that_wait_are_told_one_by_one_that_nothing_comes(node: Lacking) ->
     assert not any(node.nowhere[1:]), "nobody was asked"
 
 
-def test_what_comes_while_another_state_is_installed_is_not_put_in_place() -> None:
-    """The state that comes names other files; what asked for this one is gone with its own."""
+def test_a_copy_that_comes_during_an_installation_is_not_put_in_place() -> None:
+    """The new state names other files, and the state that asked for this file is replaced."""
     node = Lacking()
     node.fetch()
     node.answer(node.calls(), OPENED)
@@ -123,8 +123,8 @@ def test_what_comes_while_another_state_is_installed_is_not_put_in_place() -> No
     assert [type(job) for _, job in node.jobs] == [DropStaging] and node.got == [None]
 
 
-def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
-    """Of a repair, of a file that cannot be made here, and of a snapshot that is installed."""
+def test_a_source_with_a_damaged_copy_is_asked_to_hash_it() -> None:
+    """For a repair, for a file that cannot be made here, and for a snapshot that is installed."""
     node = Lacking()
     node.ask()
     node.asked.clear()
@@ -147,7 +147,7 @@ def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
 def test_an_exception_in_a_part_of_a_copy_means_that_nothing_came(
     part: str, node: Lacking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told so once, and the next file of the group is asked for."""
+    """The caller is called once, and the next file of the group is requested."""
     asked = node.calls()
     with monkeypatch.context() as patched:
         if part == "answered":

@@ -37,7 +37,7 @@ def test_writes_are_refused_and_deletes_are_not(cluster: Any) -> None:
     assert isinstance(writes._schema(cluster, delete), TableSchema)
 
 
-def test_only_people_log_it(cluster: Any) -> None:
+def test_only_operators_can_have_it_logged(cluster: Any) -> None:
     """It is no evidence that a node may forward."""
     assert evidence_at(1, c.encode(c.DropTable(1, "root.a", "m", 1))) is None
 

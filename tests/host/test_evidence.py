@@ -1,4 +1,4 @@
-"""What a member reports is logged only if it names what there is."""
+"""Progress reports of members are logged only if they are valid."""
 
 import msgspec
 import pytest
@@ -20,8 +20,8 @@ def meta() -> Meta:
     return meta
 
 
-def test_good_evidence_is_logged(meta: Meta) -> None:
-    """That of every kind, and of an operation that is over, which has no effect."""
+def test_a_valid_progress_report_is_logged(meta: Meta) -> None:
+    """Reports of every kind, and those for an ended operation, which have no effect."""
     op = meta.op
     group, created = op.losing[0], op.created_group
     assert created is not None
@@ -39,7 +39,7 @@ def test_good_evidence_is_logged(meta: Meta) -> None:
         assert unfit(meta.state, evidence) == "", evidence
 
 
-def test_evidence_of_what_there_is_not_is_refused(meta: Meta) -> None:
+def test_a_progress_report_with_unknown_names_is_refused(meta: Meta) -> None:
     op = meta.op
     group = op.losing[0]
     for evidence in (
@@ -55,8 +55,8 @@ def test_evidence_of_what_there_is_not_is_refused(meta: Meta) -> None:
         assert unfit(meta.state, evidence), evidence
 
 
-def test_a_group_that_is_not_there_is_not_formed(meta: Meta) -> None:
-    """Should such an entry be in a log, it has no effect: it ends no member."""
+def test_a_report_that_an_unknown_group_is_formed_is_refused(meta: Meta) -> None:
+    """If such an entry is in a log, it has no effect and stops no member."""
     meta.op.stage = Stage.FORMAL
     before = msgspec.msgpack.encode(meta.state.image.groups)
     assert isinstance(meta.do(c.FormedBy(1, meta.op.id, "x", 9, ("a",))), ErrorReply)

@@ -1,4 +1,4 @@
-"""How old a replica's state may be, by the monotonic time of the question alone."""
+"""The age of a replica's state, by the monotonic time of the question alone."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ class Replica:
 
 
 def test_the_age_counts_from_the_question() -> None:
-    """An answer that took long says nothing of the time it took."""
+    """A slow answer proves nothing about the time after the question."""
     r = Replica()
     assert r.freshness.age_ms == -1
     r.freshness.refresh(100)
@@ -32,7 +32,7 @@ def test_the_age_counts_from_the_question() -> None:
     assert r.freshness.age_ms == 100
 
 
-def test_one_question_is_out_at_a_time_and_not_repeated_at_once() -> None:
+def test_one_question_is_open_at_a_time_and_is_not_repeated_at_once() -> None:
     r = Replica()
     for _ in range(3):
         r.freshness.refresh(100)
@@ -47,8 +47,8 @@ def test_one_question_is_out_at_a_time_and_not_repeated_at_once() -> None:
     assert len(r.asked) == 1
 
 
-def test_who_waits_is_answered_by_the_age_at_the_end() -> None:
-    """Within the bound at once; else after asking; an answer later than the bound is too old."""
+def test_waiting_requests_are_judged_by_the_age_after_the_answer() -> None:
+    """A state within the bound is used at once, another after a question; a later answer is too old."""
     r = Replica()
     r.within(50)
     r.desk.now += 50
@@ -62,8 +62,8 @@ def test_who_waits_is_answered_by_the_age_at_the_end() -> None:
     assert r.said == ["ok", "ok", 51]
 
 
-def test_a_state_that_went_back_is_confirmed_by_nothing() -> None:
-    """A snapshot may be older than what was here: until the log is applied again the age is unknown."""
+def test_an_older_installed_state_has_no_confirmed_age() -> None:
+    """A snapshot may be older than the replaced state: until the log is applied again the age is unknown."""
     r = Replica()
     r.freshness.refresh(100)
     r.asked.pop()[0]()

@@ -1,4 +1,4 @@
-"""What a host does with what it finds on its disk and with requests no honest peer sends."""
+"""How a host treats the contents of its disk, and requests that no correct peer sends."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -101,7 +101,7 @@ ME = Owner("a", "i", 1)
 
 
 def found(term: int) -> GroupLog:
-    """A group's log at its beginning; term 0 and no members: the log knows nothing of it."""
+    """A group's log at its beginning; with term 0 and no members the log has no record of the group."""
     return GroupLog(Base(1, 0, MEMBERS) if term else Base(0, 0, Config()), HardState(term), [])
 
 
@@ -116,13 +116,13 @@ def open_host(term: int, *damaged: Damage, saved: bool = True) -> Host:
 
 
 def test_damage_of_an_unknown_group_stops_every_group() -> None:
-    """It may have been any group's promise, so none votes or acknowledges."""
+    """The lost record may be a promise of any group, so no group votes or acknowledges."""
     host = open_host(1, Damage(1, 0, "", 0, 0, "unreadable"))
     assert not host.replicas.data and set(host.replicas.damaged) == {META, "a.1"}
 
 
 def test_news_of_a_commit_waits_in_data_groups_only() -> None:
-    """Every node acts on what the meta group says: there 30 ms a record would make each change slower."""
+    """Every node acts on the meta state: 30 ms per record there would make each change slower."""
     host = opened(CONFIG, {})
     empty = RaftLog(Base(0, 0, Config()), [])
     waits = {g: host.builder.raft(g, empty, HardState(), 0).settings.commit_news_ms for g in (META, "a.1")}
@@ -136,7 +136,7 @@ def settled_host(
     left: dict[str, HardState] | None = None,
     logged: Sequence[Entry] = (),
 ) -> Host:
-    """Node a with a meta checkpoint that knows `records`, the meta log after it, and `groups` beside it."""
+    """Node a with a meta checkpoint that holds `records`, the meta log after it, and the other `groups`."""
     image = Image(cluster_id="c", applied=5, groups={r.group: r for r in records})
     saved = Saved(Base(5, 1, MEMBERS), MetaState(image).encode(), group=META, owner=ME)
     meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), list(logged))
@@ -157,8 +157,8 @@ def used() -> bytes:
 
 
 @pytest.mark.parametrize("members,stays", [(("b", "c", "d"), False), (("a", "b", "c"), True)])
-def test_what_was_joined_for_a_change_that_was_cancelled_goes(members: Any, stays: bool) -> None:
-    """Unless it became a member all the same."""
+def test_a_replica_that_joined_for_a_cancelled_operation_is_removed(members: Any, stays: bool) -> None:
+    """Unless it has become a member in the meantime."""
     record = GroupRecord("a.1", "b", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({"a.1": (found(1), checkpoint())}, record)
     assert "a.1" in host.replicas.data
@@ -169,7 +169,7 @@ def test_what_was_joined_for_a_change_that_was_cancelled_goes(members: Any, stay
 
 
 @pytest.mark.parametrize("payload,holding", [(used(), ()), (None, ("a.1",)), (checkpoint(), ("a.1",))])
-def test_data_that_the_log_knows_nothing_of_is_kept_and_damaged(payload: bytes | None, holding: Any) -> None:
+def test_data_without_a_record_in_the_log_is_kept_and_damaged(payload: bytes | None, holding: Any) -> None:
     """As long as the meta state says the node is a member, or says nothing: it does not run, it is not made
     anew from its first members, and nothing of it is removed."""
     groups = {"a.1": (found(0), payload)}
@@ -182,8 +182,8 @@ def test_data_that_the_log_knows_nothing_of_is_kept_and_damaged(payload: bytes |
 
 
 @pytest.mark.parametrize("payload", [used(), checkpoint(), None])
-def test_data_that_the_log_forgot_goes_when_the_meta_state_says_so(payload: bytes | None) -> None:
-    """The process ended between the two halves of a removal, which a committed entry began."""
+def test_data_without_a_record_in_the_log_is_removed_if_the_meta_state_says_so(payload: bytes | None) -> None:
+    """The process ended in the middle of a removal that a committed entry began."""
     members = ("b", "c", "d")
     gone = GroupRecord("a.1", "a", members, MEMBERS.voters, ((0, 5),))
     for records in ([gone], []):
@@ -192,8 +192,8 @@ def test_data_that_the_log_forgot_goes_when_the_meta_state_says_so(payload: byte
     assert set(open_host(1).replicas.data) == {"a.1"}
 
 
-def test_no_group_goes_after_a_start_before_the_meta_state_is_as_new_as_its_log() -> None:
-    """The checkpoint may be older than the group, which a later entry made: nothing of it is removed."""
+def test_no_group_is_removed_after_a_start_before_the_meta_state_is_as_new_as_its_log() -> None:
+    """The checkpoint may be older than the group, which a later entry created, so no file is removed."""
     noop = Entry(1, EntryKind.NOOP, b"")
     host = settled_host({"a.1": (found(1), checkpoint())}, logged=[noop] * 2)
     for commit in (5, 6):
@@ -205,7 +205,7 @@ def test_no_group_goes_after_a_start_before_the_meta_state_is_as_new_as_its_log(
     assert persist is not None and persist[1] == [Forget("a.1")], "the group is gone"
 
 
-def test_a_group_whose_making_was_cut_short_is_made_again() -> None:
+def test_a_group_whose_creation_was_interrupted_is_created_again() -> None:
     """Its directory holds the first checkpoint or none, no file, and nothing was promised."""
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     for payload in (checkpoint(), None):
@@ -240,7 +240,7 @@ def test_a_log_without_its_checkpoint_is_damage() -> None:
 def test_a_checkpoint_of_another_node_time_or_group_is_damage(
     owner: Owner, base: int, group: str, why: str
 ) -> None:
-    """It is noticed before anything goes on from it, and is as it was after the start."""
+    """It is noticed before the group continues from it, and the disk is unchanged after the start."""
     state = initial("a.1", ((0, 5),))
     log = GroupLog(Base(2, 1, MEMBERS), HardState(1), [])
     fitting = Saved(Base(2, 1, MEMBERS), encode_checkpoint(state.checkpoint()), group="a.1", owner=ME)
@@ -264,7 +264,7 @@ def test_a_checkpoint_of_another_node_time_or_group_is_damage(
 def test_a_meta_checkpoint_of_another_node_cluster_or_release_is_damage(
     owner: Owner, group: str, state: bytes | None, why: str
 ) -> None:
-    """What the node is a member of is not known: nothing is made, removed or asked for, nothing is led."""
+    """The node's groups are not known: it creates, removes, requests and leads nothing."""
     image = Image(cluster_id="other", applied=5, groups={})
     saved = Saved(Base(5, 1, MEMBERS), state or MetaState(image).encode(), group=group, owner=owner)
     groups = {
@@ -284,8 +284,9 @@ def test_a_meta_checkpoint_of_another_node_cluster_or_release_is_damage(
     assert not effects.jobs and not effects.calls
 
 
-def test_a_meta_group_that_the_log_knows_nothing_of_is_damage_beside_data() -> None:
-    """Every node follows it before it is in any other group, so its log was lost: it is not joined anew."""
+def test_a_meta_group_without_a_record_in_the_log_is_damage_if_there_is_data() -> None:
+    """Every node follows it before it joins any other group, so its log was lost: the node does not
+    rejoin."""
     blank = {"a.1": (found(0), checkpoint())}
     for groups in ({"a.1": (found(1), checkpoint())}, {"a.1": (found(0), used())}):
         assert "has no record of the meta group" in lost_meta(groups, ())
@@ -301,7 +302,7 @@ def test_a_meta_group_that_the_log_knows_nothing_of_is_damage_beside_data() -> N
 
 
 def test_a_node_without_its_meta_state_leads_nothing_and_sends_clients_elsewhere() -> None:
-    """It votes and follows in its data groups, whose slots it cannot know."""
+    """It votes and follows in its data groups, but does not know their slots."""
     groups = {"a.1": (found(1), checkpoint())}
     host = opened(CONFIG, groups, [Damage(0, 0, META, 0, 0, "bad")])
     host.tick(60_000, 0)
@@ -315,7 +316,7 @@ def test_a_node_without_its_meta_state_leads_nothing_and_sends_clients_elsewhere
 
 
 def test_nothing_is_saved_or_installed_before_the_log_knows_of_a_replica() -> None:
-    """After a power cut a checkpoint alone would look like a log that was lost."""
+    """After a power cut a checkpoint without a log would look like a lost log."""
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({}, member)
     effects = host.take()
@@ -348,7 +349,7 @@ def test_nothing_is_saved_before_the_log_knows_of_a_replica_and_then_it_is() -> 
 def test_what_was_applied_before_an_entry_that_stops_the_group_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its writer need not send it again; of those behind it nobody knows."""
+    """Their writers need not retry; the outcome of the entries after it is unknown."""
     host = leads_alone()
     replica = host.replicas.data["a.1"]
 
@@ -363,8 +364,8 @@ def test_what_was_applied_before_an_entry_that_stops_the_group_is_answered(
     assert isinstance(replies[8], ErrorReply) and replies[8].code == "outcome_unknown"
 
 
-def test_entries_of_the_log_that_goes_are_not_applied_to_a_state_that_was_installed() -> None:
-    """Until the log begins durably where the new state ends, what is committed may be of the old one."""
+def test_entries_of_the_replaced_log_are_not_applied_to_an_installed_state() -> None:
+    """Until the log durably begins where the new state ends, committed entries may be of the old log."""
     opaque = Entry(1, EntryKind.COMMAND, data.encode(data.Opaque(b"x")))
     groups = {"a.1": (GroupLog(Base(1, 0, MEMBERS), HardState(1), [opaque] * 3), checkpoint())}
     host = opened(CONFIG, groups)
@@ -414,7 +415,7 @@ def test_a_node_remembers_its_promises_to_a_group_that_it_leaves() -> None:
 
 
 def leaves_group(record: GroupRecord | None) -> tuple[Host, int]:
-    """Node a removes its replica of a.1: the number of the job that removes its files."""
+    """Node a removes its replica of a.1. Returns the number of the job that removes its files."""
     host = settled_host({"a.1": (found(1), checkpoint())}, *([record] if record else []))
     persist = host.take().persist
     assert persist is not None and not host.replicas.data
@@ -424,8 +425,8 @@ def leaves_group(record: GroupRecord | None) -> tuple[Host, int]:
     return host, number
 
 
-def test_no_meta_checkpoint_says_that_a_group_is_gone_before_its_files_are() -> None:
-    """A restart from it would take what is left of the directory for data that the log has lost."""
+def test_no_meta_checkpoint_drops_a_group_before_its_files_are_removed() -> None:
+    """A restart from it would take the rest of the directory for data whose log is lost."""
     host, number = leaves_group(None)
     assert host.cluster.meta_replica is not None
     host.cluster.meta_replica.context.unsaved.add()
@@ -438,8 +439,8 @@ def test_no_meta_checkpoint_says_that_a_group_is_gone_before_its_files_are() -> 
     assert job.group == META
 
 
-def test_a_group_that_comes_back_is_made_when_its_last_files_are_gone() -> None:
-    """Else the removal would take the new replica's first checkpoint, which its log goes on from."""
+def test_a_group_that_returns_is_created_once_its_old_files_are_removed() -> None:
+    """Else the removal would delete the new replica's first checkpoint, from which its log continues."""
     members = ("b", "c", "d")
     host, number = leaves_group(GroupRecord("a.1", "a", members, MEMBERS.voters, ((0, 5),)))
     host.cluster.meta.image.groups["a.1"] = GroupRecord(
@@ -454,7 +455,7 @@ def test_a_group_that_comes_back_is_made_when_its_last_files_are_gone() -> None:
 
 @pytest.mark.parametrize("level", ["mid", "weak"])
 def test_no_read_is_answered_before_the_rows_are_back_in_memory(level: str) -> None:
-    """After a restart a part of them is still in the log; no age would tell that they are missing."""
+    """After a restart some rows are only in the log, and no age would show that they are missing."""
     host = leads_alone()
     host.replicas.data["a.1"].state.rows.recovered_to = 99
     requests: list[Request] = [ScanRows("a.1", "g", SPEC, level), ListPartitions("a.1", read=level)]
@@ -464,8 +465,9 @@ def test_no_read_is_answered_before_the_rows_are_back_in_memory(level: str) -> N
         assert isinstance(reply, ErrorReply) and "still recovering" in reply.what
 
 
-def test_who_proposed_is_answered_for_its_own_entry_alone() -> None:
-    """Another leader's entry in the same place acknowledges nothing, and who loses the lead does not know."""
+def test_a_proposal_is_answered_for_its_own_entry_only() -> None:
+    """Another leader's entry at the same index acknowledges nothing; after a loss of leadership the outcome
+    is unknown."""
     host = leads_alone()
     replica = host.replicas.data["a.1"]
     replica.proposals._tokens = {5: (1, [7]), 6: (1, [8])}
@@ -478,7 +480,7 @@ def test_who_proposed_is_answered_for_its_own_entry_alone() -> None:
 
 
 def test_a_checkpoint_before_a_leader_is_heard_purges_nothing() -> None:
-    """After a restart the state is ahead of what Raft knows to be committed; the log must wait for it."""
+    """After a restart the state is ahead of the commit index that Raft knows; the log must not be purged."""
     opaque = Entry(1, EntryKind.COMMAND, data.encode(data.Opaque(b"x")))
     state = initial("a.1", ((0, 5),))
     state.apply(2, [opaque] * 3, 0)
@@ -495,8 +497,8 @@ def test_a_checkpoint_before_a_leader_is_heard_purges_nothing() -> None:
     assert replica.raft.log.base.index == replica.raft.commit == 1
 
 
-def test_a_snapshot_half_fetched_by_an_earlier_life_goes_unless_it_is_fetched_again() -> None:
-    """Its leader may offer it once more, so it has some time. What an operation staged is not its affair."""
+def test_a_snapshot_half_pulled_by_an_earlier_process_is_removed_unless_it_is_pulled_again() -> None:
+    """Its leader may offer it again, so it stays for a while. Staged files of operations are not touched."""
     groups = {"a.1": (found(1), checkpoint())}
     areas = (install_area("s1"), install_area("s2"), "op-3")
     host = opened(CONFIG, groups, staged=areas)
@@ -508,7 +510,7 @@ def test_a_snapshot_half_fetched_by_an_earlier_life_goes_unless_it_is_fetched_ag
 
 
 def test_a_snapshot_that_is_offered_again_keeps_its_area() -> None:
-    """Also when the disk refused to remove it at first."""
+    """Also if the first removal failed."""
     groups = {"a.1": (found(1), checkpoint())}
     host = opened(CONFIG, groups, staged=(install_area("s1"),))
     host.tick(INSTALL_KEEP_MS, 0)
@@ -529,12 +531,12 @@ def test_a_snapshot_that_is_offered_again_keeps_its_area() -> None:
         (meta.encode(meta.SteerOperation(1, "op-1", "dead", "", node="a")), False),
     ],
 )
-def test_only_evidence_is_forwarded_into_the_meta_log(command: bytes, good: bool) -> None:
+def test_only_progress_reports_are_forwarded_into_the_meta_log(command: bytes, good: bool) -> None:
     assert (evidence_at(9, command) is not None) is good
 
 
-def test_what_is_reported_gets_the_time_of_the_leader() -> None:
-    """The clock of who reports may be hours off: a hold that began by it would end too early or too late."""
+def test_a_progress_report_gets_the_time_of_the_leader() -> None:
+    """The reporting node's clock may be hours off: a hold timed by it would end too early or too late."""
     at = evidence_at(9, meta.encode(meta.AdoptedBy(1, "op-1", "a.1", 5)))
     assert at == meta.encode(meta.AdoptedBy(9, "op-1", "a.1", 5))
 
@@ -552,8 +554,8 @@ def test_slots_that_do_not_exist_are_refused_before_they_are_expanded(
 
 
 @pytest.mark.parametrize("shard", [-1, CONFIG.cluster.shards, CONFIG.cluster.shards + 1])
-def test_a_shard_that_the_cluster_has_not_is_refused(shard: int) -> None:
-    """By writes and deletes alike; of one shard the slot does not depend, so it would fit."""
+def test_an_unknown_shard_is_refused(shard: int) -> None:
+    """For writes and deletes alike: in a cluster of one shard the slot does not depend on the shard."""
     host = leads_alone()
     key = PartitionKey("g", 0, shard)
     for slot in range(CONFIG.cluster.slots):
@@ -566,7 +568,7 @@ def test_a_shard_that_the_cluster_has_not_is_refused(shard: int) -> None:
             assert isinstance(reply, ErrorReply) and f"shard {shard}:" in reply.what
 
 
-def test_what_is_settled_before_it_is_sent_is_refused() -> None:
+def test_a_write_that_acknowledges_itself_is_refused() -> None:
     """A later write of the session would pass for a duplicate. Deletes are counted with the writes."""
     host = leads_alone()
     key = PartitionKey("g", 0, 0)
@@ -580,15 +582,15 @@ def test_what_is_settled_before_it_is_sent_is_refused() -> None:
 
 
 def test_slots_named_many_times_are_refused_before_they_are_expanded() -> None:
-    """Each range is right, and together they are more than there are."""
+    """Each range is valid, but together they are more slots than there are."""
     host = leads_alone()
     host.on_request(1, GetManifest("a.1", ((0, 10), (0, 10))), 3_000, 3_000)
     reply = run_out(host)[1]
     assert isinstance(reply, ErrorReply) and reply.code == "invalid_input"
 
 
-def test_a_node_that_reads_of_its_own_retirement_serves_nobody() -> None:
-    """What others send it still arrives, so it may learn this before any of them refuses it."""
+def test_a_node_that_reads_its_own_retirement_in_the_log_serves_nobody() -> None:
+    """Messages still reach the node, so it may learn this before a peer refuses it."""
     host = open_host(1)
     host.cluster.meta.image.retired.append("i")
     host.on_request(7, GetMeta(), 0, 0)
@@ -613,7 +615,7 @@ COLUMNS = (Column("d", "STRING", True), Column("v", "DOUBLE", False))
         ScanSpec(TableSchema("g", "t", 1, (Column("time", "INT64", False),))),
     ],
 )
-def test_a_scan_for_what_the_table_does_not_have_costs_no_file(spec: ScanSpec) -> None:
+def test_a_scan_for_unknown_columns_opens_no_file(spec: ScanSpec) -> None:
     """The TsFile package raises on such names, and its process is replaced after every error."""
     host = open_host(1)
     host.cluster.meta.tables.schemas["g", "t"] = TableSchema("g", "t", 1, COLUMNS)
@@ -624,8 +626,8 @@ def test_a_scan_for_what_the_table_does_not_have_costs_no_file(spec: ScanSpec) -
     assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input" and not did.jobs
 
 
-def test_a_first_leader_founds_the_cluster_when_the_seeds_have_answered() -> None:
-    """It looks for that again and again, with one timer."""
+def test_the_first_leader_creates_the_cluster_once_the_seeds_have_answered() -> None:
+    """It checks repeatedly, with one timer."""
     host, looked = opened(CONFIG, {}), []
     cluster: Any = SimpleNamespace(meta_replica=SimpleNamespace())
     silent: Any = SimpleNamespace(ask_again=lambda: False)
@@ -642,7 +644,7 @@ def test_a_first_leader_founds_the_cluster_when_the_seeds_have_answered() -> Non
 def test_a_seed_that_was_late_is_known_by_its_incarnation(
     incarnation: str, member: bool, known: bool
 ) -> None:
-    """The others may form the cluster while it restarts: it belongs to it all the same."""
+    """The others may form the cluster while it restarts; it is a member all the same."""
     state = MetaState()
     state.image.cluster_id = "id"
     state.image.nodes["a"] = NodeRecord("a", "a", 1, 2, "i-a", 0)
@@ -655,14 +657,14 @@ def test_a_seed_that_was_late_is_known_by_its_incarnation(
     "other,conflicts", [({}, ()), ({"weight": 2.0}, ("seeds",)), ({"port": 9999}, ("seeds",))]
 )
 def test_seeds_that_disagree_form_no_cluster(other: dict[str, Any], conflicts: tuple[str, ...]) -> None:
-    """The first leader's list would decide alone."""
+    """Else the first leader's list alone would decide."""
     seeds = (msgspec.structs.replace(CONFIG.seeds[0], **other), *CONFIG.seeds[1:])
     asked = CheckStatus("b", "i", "b", 1, 2, CONFIG.cluster, seeds, False)
     assert check_status(CONFIG, "i-a", MetaState(), True, asked).conflicts == conflicts
 
 
 def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:
-    """Slots stand closed between the steps: the host goes on when the entry is applied, not at a tick."""
+    """Slots are closed between the steps, so the host continues when the entry is applied, not at a tick."""
     raft = SimpleNamespace(term=2, change=lambda config, now: 7)
     replica: Any = SimpleNamespace(group="a.1", raft=raft, seen=4, propose=lambda batch: 5)
     context: Any = SimpleNamespace(node="a", desk=Desk(0, 0))
@@ -694,7 +696,7 @@ def test_the_host_drives_between_two_ticks_when_a_step_is_due() -> None:
 
 
 @pytest.mark.parametrize("may_hold", [False, True])
-def test_hold_points_are_refused_by_an_agent_not_started_for_tests(may_hold: bool) -> None:
+def test_failpoints_are_refused_by_an_agent_not_started_for_tests(may_hold: bool) -> None:
     host = open_host(1)
     host.operations.hold_points.may_set = may_hold
     host.handlers.on_request(1, SetHolds(("after:OPEN",)))
@@ -706,8 +708,8 @@ def test_hold_points_are_refused_by_an_agent_not_started_for_tests(may_hold: boo
     assert isinstance(unknown, ErrorReply)
 
 
-def test_a_node_that_left_is_named_as_a_peer_no_longer() -> None:
-    """Metrics go by this: an alert on its silence would never end."""
+def test_a_node_that_left_is_no_longer_named_as_a_peer() -> None:
+    """Metrics use these names: an alert on its silence would never end."""
     host = open_host(1)
     host.peers.heard = {"b": 0, "gone": 0}
     assert set(host.status.of_node(5, 0).heard_ms) == {"b", "gone"}, "who is a member is not known yet"
@@ -716,7 +718,8 @@ def test_a_node_that_left_is_named_as_a_peer_no_longer() -> None:
 
 
 def test_an_exception_in_one_request_ends_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is answered and noted with its traceback, at once or after a read index; the next one is served."""
+    """It is answered and logged with its traceback, at once or after a read index; the next request is
+    served."""
     host = open_host(1)
 
     def fails(*_: object) -> None:
@@ -738,7 +741,7 @@ def test_an_exception_in_one_request_ends_that_request(monkeypatch: pytest.Monke
 
 
 def leads_alone() -> Host:
-    """It leads the meta group and one data group, of which it is the only member."""
+    """A host that leads the meta group and one data group, and is the only member of both."""
     alone = Config(("a",))
     record = GroupRecord("a.1", "a", alone.voters, alone.voters, ((0, 5),))
     image = Image(cluster_id="c", applied=5, settings=CONFIG.cluster, groups={"a.1": record})
@@ -757,7 +760,7 @@ def leads_alone() -> Host:
 
 
 def run_out(host: Host, now: int = 3_000) -> dict[int, Reply]:
-    """All that follows, with every job done; the answers."""
+    """Run until nothing is left to do, with every job done. Returns the answers."""
     replies: dict[int, Reply] = {}
     for _ in range(20):
         effects = host.take()
@@ -773,8 +776,8 @@ def run_out(host: Host, now: int = 3_000) -> dict[int, Reply]:
 SPEC = ScanSpec(TableSchema("g", "t", 1, (Column("v", "INT64", False),)))
 
 
-def test_the_meta_group_is_changed_by_its_leader_alone() -> None:
-    """Another member names it, and proposes nothing."""
+def test_only_the_leader_changes_the_meta_group() -> None:
+    """Another member names the leader, and proposes nothing."""
     ask = TakeLock("ann@here 1", "a roll", "ann", 30_000)
     leader, follower = leads_alone(), settled_host({})
     leader.on_request(1, ask, 3_000, 0)
@@ -784,8 +787,8 @@ def test_the_meta_group_is_changed_by_its_leader_alone() -> None:
     assert isinstance(reply, ErrorReply) and reply.code == "not_leader"
 
 
-def test_a_node_that_is_heard_is_not_called_dead() -> None:
-    """The change goes on with it, and who asked is told why."""
+def test_a_node_that_is_heard_is_not_declared_dead() -> None:
+    """The change continues with it, and the caller learns why."""
     host = leads_alone()
     host.cluster.meta.image.nodes["b"] = NodeRecord("b", "h", 1, 1, "i-b", 0)
     op = Operation("op-9", "add-node", "b", "me", 0, 1, 9, [], [], Options(), Stage.FORMAL)
@@ -797,13 +800,14 @@ def test_a_node_that_is_heard_is_not_called_dead() -> None:
     assert not op.dead
 
 
-def test_a_seed_of_the_settings_is_nobody_once_the_cluster_is_formed() -> None:
-    """It may have been removed since, and have come back in a new directory."""
+def test_a_configured_seed_is_no_member_once_the_cluster_is_formed() -> None:
+    """It may have been removed since, and have returned with a new directory."""
     assert leads_alone().standing("b", "any", 3_000) is Standing.UNKNOWN
 
 
-def test_sessions_of_a_seal_are_waited_for_when_asked_so() -> None:
-    """They are sent in the turn in which the seal is applied; refused a while later when there is none."""
+def test_a_request_may_wait_for_the_sessions_of_a_seal() -> None:
+    """They are sent in the turn in which the seal is applied, or refused a while later if there is no
+    seal."""
     host = leads_alone()
     host.on_request(1, OpenSession("a.1"), 3_000, 0)
     opened = run_out(host)[1]
@@ -864,8 +868,8 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
     assert (expire.before, expire.passed) == (cut_off(1_000, 10_000), 10_000)
 
 
-def test_evidence_that_does_not_fit_is_refused_before_it_is_logged() -> None:
-    """Every member would apply it."""
+def test_an_invalid_progress_report_is_refused_before_it_is_logged() -> None:
+    """Else every member would apply it."""
     host = leads_alone()
     assert host.cluster.meta_replica is not None
     last = host.cluster.meta_replica.raft.log.last_index
@@ -882,8 +886,8 @@ def test_evidence_that_does_not_fit_is_refused_before_it_is_logged() -> None:
     assert host.cluster.meta_replica.raft.log.last_index == last
 
 
-def test_evidence_goes_to_every_new_meta_leader_at_once() -> None:
-    """Slots stand closed until it is in the record, and what the leader before got may be lost with it."""
+def test_a_progress_report_goes_to_every_new_meta_leader_at_once() -> None:
+    """Slots are closed until it is in the record, and the previous leader's copy may be lost."""
     host = settled_host({})
     report = partial(host.operations.reports.report, meta.LedAgain(0, "a.1", "op-1"))
 
@@ -920,7 +924,7 @@ def test_every_answer_that_is_not_strong_carries_its_age(level: str) -> None:
 
 
 def test_mid_is_refused_by_a_replica_that_no_leader_confirms() -> None:
-    """Rows and lists alike; weak is answered, and says that nobody knows how old it is."""
+    """Rows and lists alike; a weak read is answered, with an unknown age."""
     host = open_host(1)
     kinds: list[ScanRows | ListPartitions] = [ScanRows("a.1", "g", SPEC), ListPartitions("a.1")]
     for token, kind in enumerate(kinds):
@@ -949,7 +953,7 @@ def test_mid_is_refused_by_a_replica_that_no_leader_confirms() -> None:
 def test_an_exception_behind_a_read_index_or_a_job_ends_that_request(
     monkeypatch: pytest.MonkeyPatch, request_: Request, breaks: str
 ) -> None:
-    """The rest of the work on it runs in another turn; it is answered once all the same."""
+    """The rest of the request runs in another turn; it is still answered once."""
     host = leads_alone()
 
     def fails(*_: object, **__: object) -> None:
@@ -963,8 +967,8 @@ def test_an_exception_behind_a_read_index_or_a_job_ends_that_request(
     assert 2 in run_out(host)
 
 
-def test_an_exception_when_a_change_is_looked_at_again_ends_that_request() -> None:
-    """What came between is looked at when the groups have answered, which is another turn."""
+def test_an_exception_in_the_last_check_of_a_change_ends_that_request() -> None:
+    """The last check runs when the groups have answered, which is another turn."""
     host = leads_alone()
 
     def fails() -> None:
@@ -978,8 +982,8 @@ def test_an_exception_when_a_change_is_looked_at_again_ends_that_request() -> No
     assert isinstance(reply, ErrorReply) and reply.code == "error" and host.requests_failed == 1
 
 
-def test_an_exception_after_the_answer_is_no_second_one() -> None:
-    """A reply of another request may follow under no number of this one."""
+def test_an_exception_after_the_answer_sends_no_second_answer() -> None:
+    """A second answer would have the token of no open request."""
     desk = Desk(0, 0)
 
     def answers_and_fails() -> None:
@@ -990,8 +994,8 @@ def test_an_exception_after_the_answer_is_no_second_one() -> None:
     assert desk.replies == [(1, Accepted())] and desk.failures == 1
 
 
-def test_a_state_that_is_half_changed_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception inside of Raft is no matter of one request: going on might break a promise."""
+def test_a_half_changed_state_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception inside Raft concerns more than one request: to continue might break a promise."""
     host = open_host(1)
 
     def fails(*_: object) -> None:
@@ -1002,8 +1006,8 @@ def test_a_state_that_is_half_changed_ends_the_node(monkeypatch: pytest.MonkeyPa
         host.on_request(1, Propose("a.1", (b"x",)), 0, 0)
 
 
-def test_an_entry_that_fits_no_frame_is_refused_by_name() -> None:
-    """No follower would ever get it, nor anything after it. Where nobody asked, it is noted."""
+def test_an_entry_that_is_too_large_for_a_frame_is_refused_by_name() -> None:
+    """No follower would ever get it, or any entry after it. Without a waiting request it is logged."""
     host = open_host(1)
     host.on_request(1, Propose("a.1", (bytes(ENTRY_BYTES_MAX),)), 0, 0)
     (_, reply) = host.take().replies[0]
@@ -1018,8 +1022,8 @@ def test_an_entry_that_fits_no_frame_is_refused_by_name() -> None:
     assert leader.raft.log.last_index == last
 
 
-def test_an_entry_of_the_largest_size_travels() -> None:
-    """With all that is around it."""
+def test_an_entry_of_the_maximum_size_is_replicated() -> None:
+    """It still fits into a frame with its headers."""
     entry = Entry(1 << 48, int(EntryKind.COMMAND), bytes(ENTRY_BYTES_MAX))
     append = AppendRequest(1 << 48, 1 << 53, 1 << 48, 1 << 53, [entry], 1 << 53, 1 << 53)
     assert len(encode_raft([Routed("g" * 255, append)])) == 1

@@ -1,4 +1,4 @@
-"""To whom a leader without room leaves its group, and to whom it does not."""
+"""Which voters a leader hands its group to."""
 
 import random
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ ROOM, NONE, SILENT = "room", "none", "silent"
 
 
 class World:
-    """Node a leads `group`; `said` is what b and c say of their disks."""
+    """Node a leads `group`; `said` is what b and c report about their disks."""
 
     def __init__(self, group: str, *, low: bool, **said: str) -> None:
         self.asked: list[str] = []
@@ -69,21 +69,22 @@ class World:
         (SILENT, SILENT, []),
     ],
 )
-def test_a_group_is_left_to_one_that_said_it_has_room_where_most_have(
+def test_a_group_is_handed_to_a_voter_with_space_if_most_voters_have_some(
     b: str, c: str, heir: list[str]
 ) -> None:
-    """Where no majority has room another leader would refuse rows as well, and one that said nothing may."""
+    """Without a majority that has space another leader would refuse rows as well, and so may a silent
+    voter."""
     assert World("a.1", low=True, b=b, c=c).keep() == heir
 
 
-def test_one_with_room_that_is_not_at_hand_is_waited_for() -> None:
+def test_a_leader_waits_for_a_voter_with_space_that_is_not_heard_or_lags() -> None:
     world = World("a.1", low=True, b=SILENT, c=ROOM)
     del world.heard["c"]
     assert world.keep() == []
 
 
-def test_a_header_that_was_short_of_room_is_preferred_when_that_is_long_ago() -> None:
-    """Room comes and goes while disks fill, and leaders do not follow it."""
+def test_a_group_owner_that_was_short_of_space_long_ago_is_preferred() -> None:
+    """Space comes and goes while disks fill, and leadership does not follow each change."""
     world = World("b.1", low=False, b=NONE, c=ROOM)
     for _ in range(3):
         world.keep(after_ms=PREFER_HEADER_MS)
@@ -115,18 +116,18 @@ def lacking(hollow: bool, waits: str, sources: str) -> World:
         (True, "c", "b", []),
     ],
 )
-def test_a_group_is_left_to_one_that_can_bring_a_member_up_to_date(
+def test_a_group_is_handed_to_a_voter_that_can_send_a_member_its_snapshot(
     hollow: bool, waits: str, sources: str, heir: list[str]
 ) -> None:
-    """A newcomer leads that joined without the files of sealed slots. A member that holds them came back, and
-    must not be given a state without them; another one that has them can."""
+    """The leader is a newcomer that joined without the files of sealed slots. A member that holds them
+    returned and must not be sent a state without them; another member that has them can send its own."""
     world = lacking(hollow, waits, sources)
     assert world.keep() == heir
     world.keep(after_ms=100)
     assert world.asked == heir, "once"
 
 
-def test_a_group_is_left_to_a_source_only_by_its_leader_and_when_it_may_be_handed_over() -> None:
+def test_only_a_leader_that_may_transfer_hands_its_group_to_a_source() -> None:
     """Raft raises what it refuses."""
     world = lacking(True, "c", "bc")
     world.can_change = False
@@ -137,8 +138,8 @@ def test_a_group_is_left_to_a_source_only_by_its_leader_and_when_it_may_be_hande
     assert world.keep() == ["b"]
 
 
-def test_files_are_lacking_of_the_sources_of_what_is_sealed_without_them() -> None:
-    """A source of slots that are sealed with their files here, and no source at all, can be given a state."""
+def test_a_metadata_only_seal_lacks_the_files_of_its_sources() -> None:
+    """A node can be sent a state if it is no source, or a source of slots that are sealed with files here."""
     host = leads_alone()
     replica = host.replicas.data["a.1"]
     for number, (hollow, source) in enumerate([(True, "b"), (False, "c")], start=8):

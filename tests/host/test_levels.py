@@ -31,7 +31,7 @@ def check(found: PeerLevels, of: Image, silent: Collection[str] = (), level: int
     found.check_raise(level, of, lambda node: node in silent)
 
 
-def test_it_can_be_raised_when_every_node_speaks_it() -> None:
+def test_the_level_can_be_raised_if_every_node_speaks_it() -> None:
     """The leader hears nothing from itself, and asks nobody about the level there is."""
     check(levels(b=NEW, c=NEW), image(), silent="a")
     check(levels(OLD), image(), silent="abc", level=1)
@@ -47,14 +47,14 @@ def test_it_can_be_raised_when_every_node_speaks_it() -> None:
         (levels(b=Levels(3, 4), c=NEW), "", "b speaks feature level 3 to 4, not 2"),
     ],
 )
-def test_a_node_that_does_not_speak_it_or_is_silent_holds_it(
+def test_a_node_that_does_not_speak_the_level_or_is_silent_blocks_it(
     found: PeerLevels, silent: str, why: str
 ) -> None:
     with pytest.raises(Refused, match=why):
         check(found, image(), silent)
 
 
-def test_what_a_node_said_last_counts() -> None:
+def test_the_last_hello_of_a_node_counts() -> None:
     """It was upgraded, and went back to the release before."""
     found = levels(b=NEW, c=NEW)
     found.meet("inc-c", OLD)
@@ -69,11 +69,11 @@ def test_a_node_of_another_directory_is_another_node() -> None:
         check(found, image())
 
 
-def test_a_dead_node_holds_nothing() -> None:
+def test_a_dead_node_does_not_block_the_level() -> None:
     check(levels(b=NEW), image(dead="c"), silent="c")
 
 
-def test_a_node_that_joins_holds_it() -> None:
+def test_a_joining_node_blocks_the_level() -> None:
     """It is no member yet, and may be of an earlier release."""
     operation = Operation("op-7", "add-node", "d", "ann", 1, 1, 2, [], [], Options(), created_members=("d",))
     found = levels(b=NEW, c=NEW)
@@ -93,7 +93,7 @@ def test_a_new_cluster_begins_at_the_highest_level_of_all() -> None:
     assert levels(Levels(1, 7)).common([nodes[0]]) == 7
 
 
-def test_nodes_that_left_are_forgotten_when_there_are_many() -> None:
+def test_nodes_that_left_are_forgotten_once_there_are_many() -> None:
     found = levels(b=NEW, c=NEW)
     for number in range(PEERS_SPARE + 5):
         found.meet(f"left-{number}", OLD)

@@ -1,4 +1,4 @@
-"""Who is heard: by the meta state, by the seeds before there is one, by what members say of others."""
+"""Which peers are heard: by the meta state, by the seeds before there is one, by what members vouch for."""
 
 import random
 
@@ -94,8 +94,8 @@ def test_an_unknown_node_is_heard_once_a_member_vouches_for_it() -> None:
     assert world.desk.calls
 
 
-def test_what_was_vouched_for_is_asked_again_and_ends() -> None:
-    """A newcomer whose change was cancelled was a member once, and is not for ever."""
+def test_a_vouched_membership_is_renewed_and_expires() -> None:
+    """A newcomer whose change was cancelled was a member once, but does not stay one."""
     world = World(formed())
     world.desk.now = start = VOUCHED_MS
     world.of("x", "i-x")
@@ -146,7 +146,7 @@ def test_an_older_release_is_asked_for_its_view() -> None:
     assert world.of("d", "i-d") is Standing.UNKNOWN
 
 
-def test_who_is_given_up_is_not_vouched_for() -> None:
+def test_a_dead_node_is_not_vouched_for() -> None:
     image = formed()
     image.nodes["c"] = record("c", "i-c", DEAD)
     assert members_of(image) == (("a", "i-a"), ("b", "i-b"))

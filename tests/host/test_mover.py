@@ -1,4 +1,4 @@
-"""Pulls of one node: from where, while the operation is paused, and their share of its rate."""
+"""Pulls of one node: their sources, the pause of the operation, and the node's share of its rate."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -44,8 +44,8 @@ def drive(mover: Mover, op: Operation) -> None:
     mover.drive([op], set(), set())
 
 
-def test_a_pause_starts_no_pull_and_lets_those_under_way_finish() -> None:
-    """What is asked of sources stays at the pulls that had begun; after the end the others begin."""
+def test_a_pause_starts_no_pull_and_lets_running_pulls_finish() -> None:
+    """No further source is asked; after the pause the other pulls begin."""
     mover, desk = moving()
     op = operation()
     drive(mover, op)
@@ -67,7 +67,7 @@ def test_a_pause_starts_no_pull_and_lets_those_under_way_finish() -> None:
 
 
 def test_a_node_without_room_begins_no_pull_and_refuses_orders() -> None:
-    """Files would fill its disk; it goes on by itself when there is room."""
+    """Files would fill its disk; pulls resume automatically when there is space."""
     mover, desk = moving()
     op = operation()
     desk.space.measured(1, 1 << 30, 0)
@@ -80,8 +80,8 @@ def test_a_node_without_room_begins_no_pull_and_refuses_orders() -> None:
     assert len(desk.calls) == PARALLEL_UNITS
 
 
-def test_files_this_node_will_have_itself_are_waited_for_but_not_for_ever() -> None:
-    """A member whose last files are still being made would pull all of them over the network."""
+def test_a_pull_waits_a_limited_time_for_files_that_this_node_makes() -> None:
+    """Else a member whose last files are still being made would pull all of them over the network."""
     late = SimpleNamespace(state=SimpleNamespace(sealed_ready=lambda operation: False))
     mover, desk = moving("a", **{"a.1": late})
     op = operation()
@@ -95,8 +95,8 @@ def test_files_this_node_will_have_itself_are_waited_for_but_not_for_ever() -> N
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_staged_files_stay_until_the_replica_here_has_settled_them(settled: bool) -> None:
-    """The meta group is done when the leaders have adopted; this member may still need its staged files."""
+def test_staged_files_stay_until_a_durable_checkpoint_here_names_them(settled: bool) -> None:
+    """The operation ends when the leaders have adopted; this member may still need its staged files."""
     mover, desk = moving("d", **{"d.2": SimpleNamespace(settled={"op-1"} if settled else set())})
     op = operation()
     drive(mover, op)
@@ -106,9 +106,9 @@ def test_staged_files_stay_until_the_replica_here_has_settled_them(settled: bool
     assert dropped == ([DropStaging("op-1")] if settled else [])
 
 
-def test_what_an_ended_operation_staged_is_dropped_until_it_is_gone() -> None:
-    """What the disk refuses is named and tried again; a pull that was under way when its operation ended has
-    its area dropped once more."""
+def test_the_removal_of_an_ended_operations_staged_files_is_retried() -> None:
+    """A failed removal is named and retried; if a pull still ran when its operation ended, its staging area
+    is removed once more."""
     mover, desk = moving()
     op = operation()
     drive(mover, op)
@@ -133,7 +133,7 @@ def test_what_an_ended_operation_staged_is_dropped_until_it_is_gone() -> None:
     assert [job for _, job in desk.jobs] == [DropStaging("op-1")]
 
 
-def test_a_drop_that_waits_for_a_pull_is_no_problem_of_the_disk() -> None:
+def test_a_removal_that_waits_for_a_pull_is_not_reported_as_a_disk_problem() -> None:
     desk = Desk(0, 0)
     desk.remove(DropStaging("op-1"))
     desk.on_job(desk._number, Failed("busy", "a pull still writes there"))
@@ -143,7 +143,8 @@ def test_a_drop_that_waits_for_a_pull_is_no_problem_of_the_disk() -> None:
 
 
 def test_orders_are_refused_while_paused_with_the_way_out() -> None:
-    """New ones, and those whose pulls have not begun; nobody waits for a person he cannot see."""
+    """New orders are refused, and those whose pulls have not begun: their owner must not wait for an
+    operator."""
     mover, desk = moving()
     op = operation()
     drive(mover, op)
@@ -160,8 +161,8 @@ def test_orders_are_refused_while_paused_with_the_way_out() -> None:
     assert not any(isinstance(r, UnitPulled) for r in refused.values())
 
 
-def test_only_what_this_incarnation_has_not_recorded_is_due() -> None:
-    """A copy of an earlier life of the node, of another target or of other slots does not count."""
+def test_only_units_that_this_incarnation_has_not_recorded_are_pulled() -> None:
+    """A copy of an earlier incarnation of the node, for another target or of other slots does not count."""
     op = operation()
     cut = units(op)
     assert [u.slots for u in due(op, cut, "d", "i-d")] == [u.slots for u in cut]
@@ -177,7 +178,8 @@ def test_only_what_this_incarnation_has_not_recorded_is_due() -> None:
 
 
 def test_the_rate_is_that_of_all_nodes_together() -> None:
-    """d and e pull, a has its own copies: 450 each; when e has recorded its copies, d takes all of it."""
+    """d and e pull at 450 each, a has its own copies; once e has recorded its copies, d gets the whole
+    rate."""
     op = operation()
     assert rate_share(op, "d") == rate_share(op, "e") == 450
     op.copies.append(CopyRecord("d.2", "e", "i-e", SLOTS, "x", 1, 1))
@@ -189,7 +191,7 @@ def test_the_rate_is_that_of_all_nodes_together() -> None:
 
 
 def test_a_live_change_of_the_rate_reaches_the_node() -> None:
-    """`ops set ID --rate` changes the record; the next look at it changes the share."""
+    """`ops set ID --rate` changes the record, and the next step of the node changes its share."""
     mover, _ = moving("e")
     op = operation()
     drive(mover, op)
@@ -202,8 +204,8 @@ def test_a_live_change_of_the_rate_reaches_the_node() -> None:
     assert mover.rate_bytes_per_s == 0
 
 
-def test_an_exception_in_a_pull_is_a_try_that_failed_and_no_other_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever part it is in: it is logged, the pull begins again after a moment, the others go on."""
+def test_an_exception_in_a_pull_fails_one_try_of_that_pull_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every part of a pull it is logged, the pull is retried after a moment, and other pulls continue."""
     mover, desk = moving()
     op = operation()
     drive(mover, op)
@@ -249,8 +251,8 @@ def test_the_record_of_a_copy_counts_the_bytes_and_files_of_every_try() -> None:
     assert (report.record.bytes_received, report.record.refetched) == (150, 3)
 
 
-def test_who_holds_a_copy_that_a_pull_found_damaged_is_told_to_look_at_it() -> None:
-    """A source by a request; this node, where it was its own copy. The pull goes on as it would."""
+def test_the_holder_of_a_copy_that_a_pull_found_damaged_is_asked_to_hash_it() -> None:
+    """A source gets a request; this node hashes its own copy itself. The pull continues."""
     looked: list[tuple[str, ...]] = []
     state = SimpleNamespace(sealed_ready=lambda operation: False)
     own = SimpleNamespace(state=state, files=SimpleNamespace(check=looked.append))

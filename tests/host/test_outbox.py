@@ -1,4 +1,4 @@
-"""Persist before send: what promises something leaves when all it promises is durable."""
+"""Persist before send: a message leaves once everything that it promises is durable."""
 
 import random
 
@@ -43,7 +43,7 @@ def test_a_promise_of_a_later_turn_waits_for_the_group_s_earlier_batch() -> None
     assert sent(outbox) == [2]
 
 
-def test_what_waits_for_the_disk_runs_before_the_messages_leave() -> None:
+def test_calls_that_wait_for_the_disk_run_before_the_messages_leave() -> None:
     outbox = Outbox()
     outbox.persist("g", op("g"), lambda: outbox.send("b", "g", Heartbeat(1, 0)))
     outbox.send_after("b", "g", Heartbeat(2, 0))
@@ -53,7 +53,7 @@ def test_what_waits_for_the_disk_runs_before_the_messages_leave() -> None:
     assert sent(outbox) == [1, 2]
 
 
-def test_a_removed_replica_says_nothing_more() -> None:
+def test_a_removed_replica_sends_nothing_more() -> None:
     outbox = Outbox()
     outbox.persist("g", op("g"))
     outbox.send_after("b", "g", Heartbeat(1, 0))

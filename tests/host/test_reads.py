@@ -1,4 +1,4 @@
-"""Pages of a group's rows, and of its list, as a node gives them."""
+"""Pages of a group's rows, lists and manifests."""
 
 import asyncio
 import random
@@ -56,7 +56,7 @@ class Holder:
         self.token = 0
 
     def rows(self, n: int, p: PartitionKey = FIRST) -> pa.Table:
-        """Of the partition's own times and devices, as no key is in two of them."""
+        """Rows with the partition's own times and devices, so that no key is in two partitions."""
         rng = self.rng
         given: dict[str, list[Any]] = {
             "time": [100 * p.time_partition + rng.randrange(30) for _ in range(n)],
@@ -74,7 +74,7 @@ class Holder:
         self.parts.setdefault(p, []).append(((order,), rows))
 
     def compact(self, p: PartitionKey) -> None:
-        """All files of the partition become one, unless a delete lies between them."""
+        """Merge all files of the partition into one, unless a delete is between them."""
         state = self.node.replica.state
         if any(t.partition == p for t in state.files.tombstones) or len(self.parts[p]) < 2:
             return
@@ -156,7 +156,7 @@ def holder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> H
 
 
 def test_pages_of_a_group_are_its_rows(holder: Holder) -> None:
-    """Over all partitions, whatever is compacted between two pages; no row comes twice."""
+    """For all partitions, whatever is compacted between two pages; no row comes twice."""
     spec = ScanSpec(SCHEMA, fields=holder.rng.choice([None, ()]), time_from=holder.rng.choice([-500, 7]))
     want = holder.wanted(spec)
     pages = []
@@ -169,7 +169,7 @@ def test_pages_of_a_group_are_its_rows(holder: Holder) -> None:
 
 
 def test_a_page_ends_where_the_reader_says(holder: Holder) -> None:
-    """The rows up to a place and those behind it are all of them, and none is in both."""
+    """The rows up to a place and the rows after it are all rows, and no row is in both."""
     spec = ScanSpec(SCHEMA)
     partition = holder.rng.choice(list(holder.parts))
     key = holder.rng.choice([None, RowKey(("a",), 100 * partition.time_partition + 12)])
@@ -182,7 +182,7 @@ def test_a_page_ends_where_the_reader_says(holder: Holder) -> None:
 
 
 def test_the_first_rows_are_among_those_of_a_limited_read(holder: Holder) -> None:
-    """A limit leaves rows out, never one of the first so many."""
+    """A limit cuts rows off at the end only."""
     spec, limit = ScanSpec(SCHEMA), holder.rng.randrange(1, 6)
     rows = _rows(list(holder.pages(_scan(spec, limit=limit))), spec)
     assert rows.slice(0, limit).to_pylist() == holder.wanted(spec).slice(0, limit).to_pylist()
@@ -191,7 +191,7 @@ def test_the_first_rows_are_among_those_of_a_limited_read(holder: Holder) -> Non
 def test_a_page_ends_after_so_many_partitions_without_a_row_of_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A read of little in a large group must not hold the node's turn."""
+    """A small read in a large group must not prolong the node's turn."""
     monkeypatch.setattr(limits, "PARTITIONS_LOOKED_MAX", 2)
     holder = Holder(0)
     for week in range(5):
@@ -224,8 +224,8 @@ def test_a_list_in_pages_is_the_list(holder: Holder, monkeypatch: pytest.MonkeyP
     }
 
 
-def test_a_list_is_refused_unless_all_slots_that_it_is_asked_for_are_open(holder: Holder) -> None:
-    """It does not say what it leaves out, and who asks may not know yet that a slot is leaving."""
+def test_a_list_is_refused_unless_all_requested_slots_are_open(holder: Holder) -> None:
+    """The list does not show what it lacks, and the reader may not know yet that a slot is leaving."""
     node = holder.node
 
     def listed(*slots: tuple[int, int]) -> Reply:
@@ -245,7 +245,7 @@ def test_a_list_is_refused_unless_all_slots_that_it_is_asked_for_are_open(holder
 
 
 def test_a_manifest_in_pages_is_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page is whole slots, however many files one has, and no more of them than make a page."""
+    """Each page has whole slots, however many files a slot has, and no more slots than fill a page."""
     monkeypatch.setattr(limits, "MANIFEST_FILES", 2)
     files = tuple(
         msgspec.structs.replace(FILES[0], name=f"{slot:05d}-{i:03d}.tsfile", slot=slot, order=(i,))
@@ -282,7 +282,7 @@ def test_a_manifest_in_pages_is_as_far_as_its_oldest_page() -> None:
 
 
 def test_readers_of_earlier_versions_are_never_given_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They continue between partitions; what does not fit so is refused, never cut short."""
+    """They continue between partitions only; a page that does not end there is refused, never cut short."""
     holder = Holder(1)
     for week in range(4):
         holder.add(PartitionKey("sg", week, 0), holder.rows(10, PartitionKey("sg", week, 0)))
@@ -310,7 +310,7 @@ def test_readers_of_earlier_versions_are_never_given_a_part(monkeypatch: pytest.
         {"limit": -1},
     ],
 )
-def test_a_place_no_reader_was_given_is_refused(bad: dict[str, object]) -> None:
+def test_a_place_that_no_page_returned_is_refused(bad: dict[str, object]) -> None:
     """Tags that are not the table's, negative places: an error, not an exception."""
     holder = Holder(1)
     holder.add(PartitionKey("sg", 0, 0), holder.rows(10))
@@ -318,8 +318,9 @@ def test_a_place_no_reader_was_given_is_refused(bad: dict[str, object]) -> None:
     assert isinstance(refused, ErrorReply) and refused.code == "invalid_input"
 
 
-def test_a_large_read_does_not_go_where_small_ones_are() -> None:
-    """Heavy is what opens many bytes; the first rows, or a short time of a long file, are light."""
+def test_a_large_read_does_not_run_among_small_reads() -> None:
+    """A read that opens many bytes is heavy; the first rows, or a short time range of a long file, are
+    light."""
     big = FileMeta("f", 3, PartitionKey("sg", 0, 0), "t", (1,), 1 << 26, "0" * 32, 10**7, 0, 10**7, (1, 1, 1))
     ask = ScanRows(GROUP, "sg", ScanSpec(SCHEMA), after=Cursor())
     assert scans._is_heavy([big], ask)
@@ -328,7 +329,7 @@ def test_a_large_read_does_not_go_where_small_ones_are() -> None:
     assert not scans._is_heavy([big], msgspec.structs.replace(ask, spec=short))
 
 
-def test_deletes_of_an_earlier_stay_of_a_slot_mask_nothing_of_its_previous_holder(
+def test_deletes_from_an_earlier_time_of_a_slot_here_mask_no_rows_of_its_previous_holder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The slot left, was written to elsewhere, and is back. A delete of before is newer than none of that;

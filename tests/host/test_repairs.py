@@ -1,4 +1,4 @@
-"""Repairs as a host sees them: what is refused, and what must be durable before the answer."""
+"""Repairs on a host: what is refused, and what must be durable before the answer."""
 
 import msgspec
 import pytest
@@ -59,7 +59,7 @@ class Node:
         self.take()
 
     def take(self) -> None:
-        """What is to be durable is so at once."""
+        """Take the effects; everything is durable at once."""
         while True:
             effects = self.host.take()
             self.jobs += effects.jobs
@@ -74,7 +74,7 @@ class Node:
         self.take()
 
     def calls(self) -> list[tuple[int, NodeId, ExportFiles]]:
-        """What other members are asked for since the last time."""
+        """The requests to other members since the last call."""
         self.take()
         found, self.asked = self.asked, []
         return [(n, to, r) for n, to, r in found if isinstance(r, ExportFiles) and isinstance(to, str)]
@@ -84,7 +84,7 @@ class Node:
         self.take()
 
     def finish(self, kind: type, result: JobResult) -> Job:
-        """End the one job of this kind that is under way."""
+        """End the only running job of this kind."""
         ((number, job),) = [(n, j) for n, j in self.jobs if isinstance(j, kind)]
         self.jobs.remove((number, job))
         self.host.on_job(number, result, 10)
@@ -102,7 +102,7 @@ class Node:
 
 
 def test_a_forged_row_is_replaced_and_saved_before_the_answer() -> None:
-    """The checkpoint that a restart goes by names the majority's file."""
+    """The checkpoint that a restart uses names the majority's file."""
     node = Node()
     node.ask()
     assert isinstance(node.finish(StageFiles, STAGED), StageFiles) and node.row == MINE
@@ -117,7 +117,7 @@ def test_a_forged_row_is_replaced_and_saved_before_the_answer() -> None:
 
 
 def test_a_checkpoint_already_on_its_way_does_not_count() -> None:
-    """It was made of the state before the repair."""
+    """It holds the state from before the repair."""
     node = Node()
     replica = node.host.replicas.data[GROUP]
     replica.context.unsaved.changes = 1
@@ -149,14 +149,14 @@ def test_an_equal_row_needs_no_checkpoint() -> None:
 
 @pytest.mark.parametrize("change", [{"slot": 4}, {"order": (3,)}, {"table": "u"}, {"name": "g"}])
 def test_only_a_file_of_the_manifest_in_its_own_place_is_taken(change: dict[str, object]) -> None:
-    """Name, slot, table and order are what the log made them."""
+    """Name, slot, table and order come from the log."""
     node = Node()
     node.ask(msgspec.structs.replace(FORGED_AWAY, **change))
     assert node.refused()[0] == "refused" and not node.jobs
 
 
 def test_refused_while_the_replica_installs() -> None:
-    """Its files are about to be others; also when the install began while the file was pulled."""
+    """Its files are about to be replaced; also if the installation began while the file was pulled."""
     node = Node()
     node.ask()
     node.host.replicas.data[GROUP].condition.installing = "5b"
@@ -169,14 +169,14 @@ def test_refused_while_the_replica_installs() -> None:
 
 
 def test_a_group_with_a_damaged_log_is_not_repaired() -> None:
-    """Nobody knows what it promised."""
+    """Its promises are unknown."""
     node = Node(Damage(1, 0, GROUP, 2, 3, "unreadable"))
     node.ask()
     assert node.refused()[0] == "log_corrupt" and not node.jobs
 
 
 def test_one_repair_per_group_at_a_time_and_again_after_a_failure() -> None:
-    """A second one is told to wait; a copy that did not come leaves the group free."""
+    """A second repair is refused as busy; after a failed copy the next repair may begin."""
     node = Node()
     node.ask()
     node.ask(token=8)
@@ -190,7 +190,7 @@ def test_one_repair_per_group_at_a_time_and_again_after_a_failure() -> None:
     assert [type(j) for _, j in node.jobs] == [StageFiles] and not node.replies
 
 
-def test_a_replica_that_goes_answers_who_waits() -> None:
+def test_a_removed_replica_answers_the_waiting_repair() -> None:
     """Every request has one reply."""
     node = Node()
     node.ask()
@@ -202,8 +202,8 @@ def test_a_replica_that_goes_answers_who_waits() -> None:
     assert not [j for _, j in node.jobs if isinstance(j, InstallSnapshot)]
 
 
-def test_the_next_repair_waits_until_the_area_of_the_last_is_gone() -> None:
-    """A repair that is done is answered, also when its area cannot be removed; that is tried again."""
+def test_the_next_repair_waits_until_the_staging_area_of_the_last_is_removed() -> None:
+    """A repair is answered once it is done, even if its staging area cannot be removed; that is retried."""
     node = Node()
     node.ask(MINE)
     node.finish(StageFiles, STAGED)
@@ -231,7 +231,7 @@ def broken(*args: object) -> None:
 def test_an_exception_in_a_part_of_a_repair_ends_that_repair(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is answered once and logged, the group may have another, and the node goes on."""
+    """It is answered once and logged, the group may have another repair, and the node continues."""
     node = Node()
     node.ask()
     with monkeypatch.context() as patched:
@@ -257,8 +257,8 @@ def test_an_exception_in_a_part_of_a_repair_ends_that_repair(
     assert [type(j) for _, j in node.jobs] == [StageFiles] and not node.replies
 
 
-def test_a_manifest_that_is_half_changed_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would serve less than its log says; a restart has what is durable."""
+def test_a_half_changed_manifest_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would serve less than its log says; a restart reads what is durable."""
     node = Node()
     node.ask()
     node.finish(StageFiles, STAGED)

@@ -1,4 +1,4 @@
-"""What one replica promises, saves, sends and takes, and when: each turn of it is done by hand."""
+"""What one replica promises, saves, sends and accepts, and when, turn by turn."""
 
 import random
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def state_at(applied: int) -> bytes:
 
 
 def member(config: Config, entries: Sequence[Entry] = (), term: int = 1, applied: int = 0) -> Groups:
-    """Node a after a start: its log begins behind what is applied, and holds `entries`."""
+    """Node a after a start: its log begins after the applied entries, and holds `entries`."""
     groups = Groups(Owner("a", "i", 1), random.Random(1), 0, RaftSettings())
     base = Base(applied, min(applied, 1), config, checkpoint=1)
     saved = Saved(base, state_at(applied) if applied else msgspec.msgpack.encode(Tally()), group=GROUP)
@@ -66,7 +66,7 @@ def hear(groups: Groups, sender: NodeId, *messages: RaftMessage, now: int = 10) 
 
 
 def settle(groups: Groups, now: int) -> Effects:
-    """All turns until nothing is left to do, each at once durable: what came of them."""
+    """Run turns until nothing is left to do, each durable at once. Returns their effects."""
     done = groups.take()
     while not groups.idle or done.persist is not None:
         if done.persist is not None:
@@ -83,7 +83,7 @@ def sent(effects: Effects) -> list[RaftMessage]:
 
 
 def lead(groups: Groups, voters: Sequence[NodeId] = ()) -> int:
-    """Node a is elected by `voters`: its term."""
+    """Node a is elected by `voters`. Returns its term."""
     replica = groups.data[GROUP]
     groups.tick(PATIENCE_MS, 0)
     for pre in (True, False):
@@ -94,8 +94,8 @@ def lead(groups: Groups, voters: Sequence[NodeId] = ()) -> int:
     return replica.raft.term
 
 
-def test_a_vote_leaves_when_it_is_durable() -> None:
-    """Else a node that starts again votes for another in the same term, and two lead it."""
+def test_a_vote_is_sent_once_it_is_durable() -> None:
+    """Else a restarted node votes for another node in the same term, which then has two leaders."""
     groups = member(THREE)
     hear(groups, "b", VoteRequest(5, 0, 0, False))
     effects = groups.take()
@@ -105,7 +105,7 @@ def test_a_vote_leaves_when_it_is_durable() -> None:
     assert sent(groups.take()) == [VoteReply(5, True, False)]
 
 
-def test_a_read_runs_when_all_is_applied_that_was_committed_when_it_was_asked() -> None:
+def test_a_read_runs_once_everything_committed_before_it_is_applied() -> None:
     groups = member(THREE, [command(1), command(2), command(3)])
     hear(groups, "b", Heartbeat(1, 1))
     settle(groups, 10)
@@ -125,7 +125,7 @@ def test_a_read_runs_when_all_is_applied_that_was_committed_when_it_was_asked() 
 
 
 def begin_install(groups: Groups, base: Base, term: int) -> int:
-    """Node b offers a state up to `base`: the number of the job that pulls it."""
+    """Node b offers a state up to `base`. Returns the number of the job that pulls it."""
     hear(groups, "b", SnapshotOffer(term, base, SNAPSHOT))
     ((number, job),) = settle(groups, 10).jobs
     assert job == InstallSnapshot(GROUP, "b", SNAPSHOT)
@@ -137,8 +137,8 @@ def pulled(base: Base) -> Installed:
 
 
 @pytest.mark.parametrize("term,keeps", [(1, True), (2, False)])
-def test_entries_behind_a_state_that_is_installed_stay_if_they_continue_it(term: int, keeps: bool) -> None:
-    """Behind another leader's entry they are of a past that never was, on the disk as well as in memory."""
+def test_entries_after_an_installed_state_stay_if_they_continue_it(term: int, keeps: bool) -> None:
+    """After another leader's entry they are void, on the disk as well as in memory."""
     groups = member(THREE, [command(n) for n in range(1, 6)])
     base = Base(3, term, THREE)
     number = begin_install(groups, base, 2)
@@ -151,7 +151,7 @@ def test_entries_behind_a_state_that_is_installed_stay_if_they_continue_it(term:
 
 
 def test_no_entry_is_taken_or_acknowledged_while_a_state_is_installed() -> None:
-    """It would be written behind the old log, which goes when the new state is in place."""
+    """It would be written after the old log, which is dropped once the new state is in place."""
     groups = member(THREE, [command(1)])
     base = Base(3, 2, THREE)
     number = begin_install(groups, base, 2)
@@ -173,8 +173,8 @@ def test_no_entry_is_taken_or_acknowledged_while_a_state_is_installed() -> None:
     assert AppendReply(2, True, 4) in sent(groups.take())
 
 
-def test_the_log_goes_when_the_checkpoint_that_replaces_it_is_durable() -> None:
-    """A power cut before that finds the checkpoint before, which goes on from the log."""
+def test_the_log_is_purged_once_the_checkpoint_that_replaces_it_is_durable() -> None:
+    """After a power cut before that, the previous checkpoint continues from the log."""
     groups = member(THREE, [command(1), command(2)])
     hear(groups, "b", Heartbeat(1, 2))
     settle(groups, 10)
@@ -189,7 +189,8 @@ def test_the_log_goes_when_the_checkpoint_that_replaces_it_is_durable() -> None:
 
 
 def far_behind() -> tuple[Groups, int, int, MakeSnapshot]:
-    """Node a leads, its log lacks what node c needs: the term, and the job that makes a state for c."""
+    """Node a leads, and its log lacks entries that node c needs. Returns the groups of a, the term, and the
+    job that makes a state for c, with its number."""
     groups = member(THREE, applied=5)
     replica = groups.data[GROUP]
     term = lead(groups, ["b"])
@@ -205,8 +206,8 @@ def far_behind() -> tuple[Groups, int, int, MakeSnapshot]:
     return groups, term, number, job
 
 
-def test_a_state_that_is_sent_says_where_the_log_goes_on_from_it() -> None:
-    """Whoever installs it is handed the entries behind its base: those that it holds must not come twice."""
+def test_a_sent_state_says_where_the_log_continues_from_it() -> None:
+    """The peer then gets the entries after the base: none that the state holds may be applied twice."""
     groups, term, number, job = far_behind()
     saved = msgspec.msgpack.decode(job.payload, type=Saved)
     assert msgspec.msgpack.decode(saved.state, type=Tally) == groups.data[GROUP].state
@@ -216,7 +217,7 @@ def test_a_state_that_is_sent_says_where_the_log_goes_on_from_it() -> None:
     assert isinstance(offer, SnapshotOffer) and saved.base.index >= offer.base.index
 
 
-def test_who_still_needs_a_snapshot_that_expired_gets_another() -> None:
+def test_a_peer_that_still_needs_an_expired_snapshot_gets_another() -> None:
     groups, term, number, job = far_behind()
     groups.on_job(number, Done(), PATIENCE_MS)
     settle(groups, PATIENCE_MS)
@@ -227,8 +228,8 @@ def test_who_still_needs_a_snapshot_that_expired_gets_another() -> None:
     assert another.snapshot != job.snapshot
 
 
-def test_no_state_is_installed_where_the_replica_leads() -> None:
-    """Its files and checkpoint would be put in the place of what it serves. An offer may wait in the turn in
+def test_no_state_is_installed_on_a_leader() -> None:
+    """Its files and checkpoint would replace those that it serves. An offer may wait in the turn in
     which the replica wins."""
     groups = member(Config(("a",)), [command(1)])
     hear(groups, "b", SnapshotOffer(5, Base(9, 5, THREE), SNAPSHOT))
@@ -238,7 +239,7 @@ def test_no_state_is_installed_where_the_replica_leads() -> None:
 
 
 def test_a_proposal_whose_place_another_leader_took_is_answered() -> None:
-    """Also when what is there answers nobody, and the replica leads again in the same turn."""
+    """Also if the entries at those indexes answer nobody, and the replica leads again in the same turn."""
     groups = member(Config(("a",)))
     replica = groups.data[GROUP]
     term = lead(groups)

@@ -1,4 +1,4 @@
-"""Where a gaining group's leader takes the sessions of sealed slots from."""
+"""From which members a gaining group's leader takes the sessions of sealed slots."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -51,13 +51,13 @@ class Node:
         return self.accepts
 
     def ahead(self) -> list[str]:
-        """Whom it asks before the seal is known."""
+        """The members that it asks before the seal is known."""
         self.desk.calls.clear()
         self.parts.fetch_ahead(self.gaining, AHEAD)
         return [str(to) for _, to, _ in self.desk.calls]
 
     def take(self) -> list[str]:
-        """Whom it asks now."""
+        """The members that it asks now."""
         self.desk.calls.clear()
         self.parts.take(self.gaining, ACTION)
         return [str(to) for _, to, _ in self.desk.calls]
@@ -79,7 +79,7 @@ def test_an_own_replica_that_applied_the_seal_is_enough() -> None:
     "bad", [ErrorReply("not_found", "not sealed here"), SealedSessions(b"others"), SealedSessions(b"")]
 )
 def test_members_are_asked_in_turn_until_one_has_the_recorded_digest(bad: Any) -> None:
-    """Also when the own replica has something else. No part is asked for twice at a time."""
+    """Also if this node's own replica has another part. No part is requested twice at a time."""
     node = Node(**{"a.1": replica("a.1", b"others")})
     assert node.take() == ["b"]
     (call,) = node.desk.calls
@@ -118,7 +118,7 @@ def test_nothing_is_logged_before_all_parts_are_here() -> None:
         assert node.logged == [LOGGED[0], second, *([LOGGED[1]] if opening else [])]
 
 
-def test_what_was_asked_for_ahead_is_at_hand() -> None:
+def test_a_prefetched_part_is_used() -> None:
     """But for what turns out to be something else. It is asked for once, and not where it comes by itself."""
     node = Node()
     assert node.ahead() == ["b"]
@@ -143,7 +143,7 @@ def test_what_was_asked_for_ahead_is_at_hand() -> None:
 
 
 @pytest.mark.parametrize("reply", [ErrorReply("not_found", "no sessions"), SealedSessions(PART)])
-def test_what_comes_for_an_operation_that_is_over_is_dropped(reply: Any) -> None:
+def test_a_part_for_an_ended_operation_is_dropped(reply: Any) -> None:
     node = Node()
     node.ahead()
     ((call, _, _),) = node.desk.calls
@@ -153,8 +153,8 @@ def test_what_comes_for_an_operation_that_is_over_is_dropped(reply: Any) -> None
     assert node.take() == ["b"]
 
 
-def test_a_request_of_an_operation_that_is_over_does_not_delay_the_next() -> None:
-    """The member that was asked does not answer; the same groups seal and gain again."""
+def test_a_request_of_an_ended_operation_does_not_delay_the_next() -> None:
+    """The member that was asked does not answer; later the same groups seal and gain again."""
     node = Node()
     assert node.take() == ["b"]
     ((call, _, _),) = node.desk.calls
@@ -171,7 +171,7 @@ def test_a_request_of_an_operation_that_is_over_does_not_delay_the_next() -> Non
     assert node.logged == [data.encode(data.OpenSessions("op-10", "a.1", 0, PART))]
 
 
-def test_a_part_of_a_seal_to_come_is_waited_for() -> None:
+def test_a_request_waits_for_a_part_of_a_later_seal() -> None:
     desk, holder, late, answered = Desk(0, 0), replica("a.1"), replica("a.2"), list[str]()
     waits = SealWaits(desk)
     waits.add(holder, "op-9", lambda: answered.append("sealed"))
@@ -193,7 +193,7 @@ def test_a_part_of_a_seal_to_come_is_waited_for() -> None:
     assert answered[3:] == ["over"]
 
 
-def test_only_so_many_wait_for_seals() -> None:
+def test_the_number_of_requests_that_wait_for_seals_is_bounded() -> None:
     waits, holder, answered = SealWaits(Desk(0, 0)), replica("a.1"), list[int]()
     for number in range(SEAL_WAITS_MAX + 1):
         waits.add(holder, "op-9", lambda n=number: answered.append(n))  # type: ignore[misc]
@@ -208,7 +208,7 @@ def test_an_answer_that_comes_after_leadership_was_lost_is_not_logged() -> None:
     assert not node.logged
 
 
-def test_a_member_gives_the_parts_it_has_and_no_others() -> None:
+def test_a_member_sends_only_the_parts_it_has() -> None:
     table = bytes(SESSIONS_PART_BYTES) + PART
     holder = replica("a.1", table)
     assert (

@@ -1,4 +1,4 @@
-"""What a node takes on by the room its disk has, and what its group has."""
+"""Which work a node accepts, by the free space of its disk and of its group's disks."""
 
 import random
 
@@ -29,8 +29,8 @@ def room_at(space: Space, free: int) -> Room:
 
 
 @pytest.mark.parametrize("mark,room", [(LOW, Room.LOW), (FLOOR, Room.FULL)])
-def test_what_stopped_goes_on_at_a_higher_mark(mark: int, room: Room) -> None:
-    """So that nothing flutters while a disk fills."""
+def test_work_that_stopped_resumes_at_a_higher_watermark(mark: int, room: Room) -> None:
+    """So that the node does not flip between two states while a disk fills."""
     space = Space("a")
     assert room_at(space, mark) < room
     assert room_at(space, mark - 1) is room
@@ -38,8 +38,8 @@ def test_what_stopped_goes_on_at_a_higher_mark(mark: int, room: Room) -> None:
     assert room_at(space, mark * DISK_RESUME_PERCENT // 100) < room
 
 
-def test_what_was_accepted_since_the_last_look_counts() -> None:
-    """Once in the log and once more as a file; of the time before perhaps still."""
+def test_rows_accepted_since_the_last_measurement_count() -> None:
+    """Twice, in the log and as a file; rows from before the last measurement may count too."""
     space = Space("a")
     space.measured(LOW + 10, TOTAL, 0)
     space.spend(4)
@@ -53,8 +53,8 @@ def test_what_was_accepted_since_the_last_look_counts() -> None:
 
 
 @pytest.mark.parametrize("voters,most", [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2)])
-def test_a_group_goes_on_without_a_minority(voters: int, most: int) -> None:
-    """Others that are short of room may be so many; with one more no majority takes rows."""
+def test_a_group_accepts_rows_while_a_minority_is_short_of_space(voters: int, most: int) -> None:
+    """A minority may be short of space; with one more voter no majority accepts rows."""
     space = Space("a")
     short = ["b", "c", "d", "e"]
     assert space.refusal(short[:most], voters) is None
@@ -93,8 +93,8 @@ def test_a_leader_short_of_room_takes_no_rows_and_says_why() -> None:
 def test_a_leader_says_whether_it_makes_files_of_the_rows_that_wait(
     monkeypatch: pytest.MonkeyPatch, at_work: bool
 ) -> None:
-    """A client may wait for files that are being made; those that fail are not waited for. The answer comes
-    late enough that tries without a pause leave the closes their time."""
+    """A client may wait for files that are being made, but not for files that fail. The answer is delayed so
+    that clients that retry at once leave time for the closes."""
     host = leads_alone()
     monkeypatch.setattr(limits, "MEMTABLES_MAX", -1)
     monkeypatch.setattr(StateJobs, "is_closing", at_work)
@@ -103,7 +103,7 @@ def test_a_leader_says_whether_it_makes_files_of_the_rows_that_wait(
 
 
 def test_a_follower_without_room_takes_small_entries_and_no_snapshot() -> None:
-    """A large append it would hold for ever, and the files of a snapshot would fill its disk."""
+    """It could not get rid of a large append, and the files of a snapshot would fill its disk."""
     base = Base(1, 0, Config(("a", "b", "c")))
     for free, size, is_taken in (
         (LOW - 1, SMALL_APPEND_BYTES + 1, True),

@@ -1,4 +1,4 @@
-"""Older copies of a node's directory: who notices them, and what a node does that learns it is one."""
+"""Older copies of a node's directory: how peers recognise them, and how such a node reacts."""
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ def test_a_lower_start_or_one_with_another_history_is_an_older_copy() -> None:
     assert not starts.meet("i", "b", 9, tuple("mn")), "the nonces do not go back so far"
 
 
-def test_a_copy_that_speaks_takes_nothing_from_the_directory_in_use() -> None:
+def test_an_older_copy_that_sends_a_hello_does_not_fence_the_directory_in_use() -> None:
     """A backup started in a drill, in the same network: the copy is refused, before and after the running
     node speaks again. A node that lacks what it acknowledged is refused in the same start, though."""
     starts = Starts({"i": Start("b", 3, "x")})
@@ -50,7 +50,7 @@ def test_a_copy_that_speaks_takes_nothing_from_the_directory_in_use() -> None:
 
 
 def test_a_node_of_an_older_copy_is_not_heard() -> None:
-    """Not before its directory is replaced, and no other node is concerned."""
+    """Until its directory is replaced; other nodes are not affected."""
     nodes = {n: NodeRecord(n, n, 1, 2, f"inc-{n}", 0) for n in "abc"}
     saved = MetaState(Image(cluster_id="c", applied=5, nodes=nodes))
     host = settled_host({})
@@ -81,7 +81,7 @@ def test_a_node_that_learns_it_is_an_older_copy_stops_and_says_so() -> None:
     assert isinstance(reply, ErrorReply) and reply.code == "unavailable" and "older copy" in reply.what
 
 
-def test_a_group_that_is_being_made_does_not_run_on_an_older_copy() -> None:
+def test_a_group_under_creation_does_not_run_on_an_older_copy() -> None:
     """Its first checkpoint is under way when the node learns it: the group may have existed before."""
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({}, member)
@@ -94,8 +94,8 @@ def test_a_group_that_is_being_made_does_not_run_on_an_older_copy() -> None:
 
 
 @pytest.mark.parametrize("start,waits", [(1, False), (2, True)])
-def test_no_vote_is_given_before_the_peers_had_time_to_speak(start: int, waits: bool) -> None:
-    """A first start has nothing to have forgotten."""
+def test_no_vote_is_given_before_the_peers_had_time_to_object(start: int, waits: bool) -> None:
+    """A node cannot have forgotten anything at its first start."""
     log = {"a.1": (found(1), checkpoint())}
     host = opened(CONFIG, log, start=start)
     vote = Routed("a.1", VoteRequest(2, 9, 1, False, False))
@@ -126,7 +126,7 @@ def test_a_follower_that_lacks_what_it_acknowledged_is_named() -> None:
     assert not progress.rejected(20, 5, 90_000 + FORGOT_MS) and progress.forgot
 
 
-def test_a_leader_stops_hearing_a_follower_that_forgot() -> None:
+def test_a_leader_fences_a_follower_that_lost_acknowledged_entries() -> None:
     """By its incarnation, in all groups, with the group in the reason."""
     nodes = {n: NodeRecord(n, n, 1, 2, f"inc-{n}", 0) for n in "abc"}
     image = Image(cluster_id="c", applied=5, nodes=nodes)
@@ -158,8 +158,8 @@ def test_a_leader_stops_hearing_a_follower_that_forgot() -> None:
     assert set(older) == {"inc-b"} and "meta there lacks entries" in older["inc-b"]
 
 
-def test_a_leader_that_has_just_begun_to_listen_calls_nobody_dead() -> None:
-    """Followers do not hear one another: what it never heard may live."""
+def test_a_leader_that_was_just_elected_declares_nobody_dead() -> None:
+    """Followers do not hear one another: a node that it never heard may be alive."""
     host = settled_host({})
     assert host.cluster.meta_replica is not None
     changes = Changes(host.context, host.cluster, host.peers)

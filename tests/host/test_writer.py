@@ -1,4 +1,4 @@
-"""The library that makes files: named by entries, and what a node does that has another."""
+"""The TsFile library that an entry names, and how a node with another library reacts."""
 
 import msgspec
 import pytest
@@ -39,8 +39,8 @@ def commands(node: Node) -> list[c.Command]:
 
 
 @pytest.mark.parametrize(("level", "named"), [(FIRST, ""), (Feature.FILE_WRITER, OWN)])
-def test_entries_name_the_library_once_all_nodes_heed_it(level: int, named: str) -> None:
-    """A node of the release before would make other bytes without a word."""
+def test_entries_name_the_tsfile_library_once_all_nodes_support_it(level: int, named: str) -> None:
+    """A node of the previous release would make other bytes without any error."""
     node = at_level(node_with_a_row(), level)
     node.replica.closer.close([P])
     node.take()
@@ -57,7 +57,7 @@ def test_a_seal_closes_with_the_library_of_its_leader() -> None:
     assert [p.command.writer for p in node.replica.state.closes.pending] == [OTHER]
 
 
-def test_a_merge_names_it_too() -> None:
+def test_a_merge_names_the_tsfile_library() -> None:
     node = at_level(Node(FILES), Feature.FILE_WRITER)
     inputs = tuple((f.name, f.xxh3) for f in FILES[:2])
     node.replica.propose([c.encode(c.Compact(3, P, "t", inputs, writer=OTHER))])
@@ -75,12 +75,12 @@ def test_a_merge_names_it_too() -> None:
     [(OWN, OWN, False), (OWN, "", False), (OWN, OTHER, True), ("", OTHER, False), ("", "", False)],
 )
 def test_a_file_of_another_library_is_not_made_here(own: str, named: str, is_refused: bool) -> None:
-    """Who does not know its own library makes everything, as releases before did."""
+    """A node that does not know its own library makes all files, as earlier releases did."""
     why = FileWriter(own, lambda: 2, lambda: "", lambda: True).refusal([spec(""), spec(named)])
     assert bool(why) == is_refused and (not why or (OWN in why and OTHER in why))
 
 
-def test_what_another_library_makes_is_taken_from_others_and_is_no_trouble() -> None:
+def test_a_file_of_another_library_is_copied_from_other_members_without_trouble() -> None:
     """Nothing is tried here; in the end, if nobody has it, the rows become Arrow, which any node makes."""
     node = at_level(node_with_a_row(), Feature.FILE_WRITER)
     node.replica.propose([c.encode(c.CloseFile(((3, P),), writer=OTHER))])
@@ -136,13 +136,13 @@ def made_after_ms(node: Node, limit_ms: int) -> int:
 
 
 def merge(node: Node, name: str) -> None:
-    """Log a compaction of two older files and this one."""
+    """Log a compaction of two older files and this file."""
     inputs = (*((f.name, f.xxh3) for f in FILES), (name, "c" * 32))
     node.replica.propose([c.encode(c.Compact(3, P, "t", inputs, writer=OWN))])
     node.take()
 
 
-def test_what_the_others_have_merged_by_now_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_the_others_have_already_merged_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """While this node was down: its own library makes the file, with other bytes, for a merge to read."""
     node, name = node_with_a_foreign_close(monkeypatch, Answers(is_nowhere=True, has_passed=True))
     merge(node, name)
@@ -162,7 +162,7 @@ def test_what_the_others_have_merged_by_now_is_made_here(monkeypatch: pytest.Mon
     assert not node.replica.state.checkpoint().substitutes
 
 
-def test_what_nobody_made_before_all_were_upgraded_is_made_here_if_a_merge_needs_it(
+def test_a_file_that_no_member_made_before_the_upgrade_is_made_here_if_a_merge_needs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It cannot be parked: the merge was logged, and names it."""
@@ -175,7 +175,7 @@ def test_what_nobody_made_before_all_were_upgraded_is_made_here_if_a_merge_needs
 
 
 @pytest.mark.parametrize("answers", [Answers(), Answers(is_nowhere=True)])
-def test_what_another_member_may_still_make_is_not_made_here(
+def test_a_file_that_another_member_may_still_make_is_not_made_here(
     monkeypatch: pytest.MonkeyPatch, answers: Answers
 ) -> None:
     node, name = node_with_a_foreign_close(monkeypatch, answers)
@@ -183,7 +183,7 @@ def test_what_another_member_may_still_make_is_not_made_here(
     assert not node.under_way(CloseFiles) and name not in node.replica.state.files.substitutes
 
 
-def test_an_entry_that_names_no_library_means_the_one_from_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_names_no_library_means_the_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was logged before the feature level was raised, and is made after a start with another library."""
     node, _ = node_with_a_foreign_close(monkeypatch, Answers(), writer="")
     assert node.under_way(CloseFiles), "nobody said which"
@@ -214,7 +214,7 @@ def test_raising_the_level_says_which_library_made_the_files_before() -> None:
     assert state.image.unnamed_writer == OTHER
 
 
-def test_a_member_says_which_files_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_reports_which_files_it_once_had(monkeypatch: pytest.MonkeyPatch) -> None:
     node, name = node_with_a_foreign_close(monkeypatch, Answers())
     state = node.replica.state
     before, later = "00003-000000000001-0000.tsfile", f"00003-{state.applied + 1:012d}-0000.tsfile"

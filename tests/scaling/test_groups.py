@@ -1,4 +1,4 @@
-"""What the leader of a data group finds due, from the operation's record and its own state alone."""
+"""The next actions of a data group's leader, from the operation's record and its own state alone."""
 
 from dataclasses import replace
 
@@ -63,14 +63,14 @@ def test_a_created_group_says_that_it_is_led_until_the_record_has_it() -> None:
     assert groups.due(op, look(NEW, state(NEW))) == []
 
 
-def test_nothing_is_due_of_an_operation_that_the_group_is_past() -> None:
-    """Its members are those of a later one: this leader's picture of the meta state is old."""
+def test_an_earlier_operation_of_the_group_has_no_next_actions() -> None:
+    """Its configuration is of a later operation: this leader's meta state is old."""
     op, later = operation(Stage.SEALED), Config(MEMBERS, (), "op-10")
     assert groups.due(op, look(OLD, state(OLD), later)) == []
     assert groups.due(op, look(OLD, state(OLD), Config(MEMBERS, (), "op-9"))) == [Log(SEAL)]
 
 
-def test_a_losing_group_seals_then_says_so_then_is_silent() -> None:
+def test_a_losing_group_seals_then_reports_it_then_does_nothing() -> None:
     op = operation(Stage.SEALED)
     assert groups.due(op, look(OLD, state(OLD))) == [Log(SEAL)]
     report, *_ = groups.due(op, look(OLD, state(OLD, SEAL)))
@@ -93,7 +93,7 @@ def test_a_newcomer_is_added_when_all_is_ready_for_it(sealed: bool, cancelled: b
     assert added == (sealed and joined and not cancelled)
 
 
-def test_a_newcomer_that_is_gone_is_not_added() -> None:
+def test_a_dead_newcomer_is_not_added() -> None:
     op = operation(Stage.SEALED)
     op.joined.append((OLD, "n"))
     op.sealed[OLD] = SealResult(OLD, 3, b"")
@@ -101,7 +101,7 @@ def test_a_newcomer_that_is_gone_is_not_added() -> None:
     assert groups.due(op, look(OLD, state(OLD, SEAL))) != []
 
 
-def test_a_gaining_group_says_once_that_it_opened_and_others_nothing() -> None:
+def test_a_gaining_group_reports_once_that_it_opened_and_others_nothing() -> None:
     op = operation(Stage.OPEN)
     op.sealed[OLD] = SealResult(OLD, 3, b"")
     for made in (state(NEW, OPEN), state(NEW, OPEN, data.Adopt("op-9", ((0, 2),), (), ()))):
@@ -128,7 +128,7 @@ def test_a_gaining_group_opens_with_the_sessions_of_the_losing_ones() -> None:
 
 
 @pytest.mark.parametrize("more", [0, 2])
-def test_a_gaining_group_takes_the_parts_it_lacks_and_opens_behind_the_last(more: int) -> None:
+def test_a_gaining_group_takes_the_missing_parts_and_opens_after_the_last(more: int) -> None:
     """A few at a time, from members of the losing group that are not dead."""
     op = operation(Stage.OPEN)
     parts = [bytes([i]) for i in range(PARTS_AT_ONCE + 1 + more)]
@@ -170,15 +170,15 @@ def test_copies_that_differ_are_reported_and_never_adopted() -> None:
     assert isinstance(action, Report) and isinstance(action.command, meta.ReportError)
 
 
-def test_a_cancel_takes_the_learner_away_before_the_slots_return() -> None:
-    """It was given no files of them."""
+def test_a_cancel_drops_the_learner_before_the_slots_return() -> None:
+    """The learner was sent no files of those slots."""
     op = operation(Stage.CANCELLING)
     (first,) = groups.due(op, look(OLD, state(OLD, SEAL), Config(MEMBERS, ("n",), "op-9")))
     assert first == Reconfigure(membership.Change(Config(MEMBERS, (), "op-9")))
     assert groups.due(op, look(OLD, state(OLD, SEAL))) == [Log(data.Unseal("op-9", 9))]
 
 
-def test_the_leaver_stays_until_it_can_be_a_source_on_its_own() -> None:
+def test_a_leaving_member_stays_until_it_can_be_a_source_by_itself() -> None:
     op = operation(Stage.FORMAL)
     config = Config((*MEMBERS, "n"), (), "op-9")
     assert groups.due(op, look(OLD, state(OLD, SEAL), config)) == []
@@ -201,7 +201,7 @@ def formed(members: tuple[str, ...], made: DataState) -> Report:
     return Report(meta.FormedBy(7, "op-9", OLD, made.applied, members))
 
 
-def test_a_dead_leaver_is_not_waited_for() -> None:
+def test_a_dead_leaving_member_is_not_waited_for() -> None:
     made = state(OLD, SEAL)
     config = Config((*MEMBERS, "n"), (), "op-9")
     assert groups.due(operation(Stage.FORMAL), look(OLD, made, config, gone="c")) == [
@@ -209,7 +209,7 @@ def test_a_dead_leaver_is_not_waited_for() -> None:
     ]
 
 
-def test_who_is_dead_goes_before_a_newcomer_votes() -> None:
+def test_a_dead_member_is_dropped_before_a_newcomer_votes() -> None:
     """Of four voters with a dead one, three must live: the newcomer's death would end the group."""
     op, made = operation(Stage.FORMAL), state(OLD, SEAL)
     learner = Config(MEMBERS, ("n",), "op-9")
@@ -220,7 +220,7 @@ def test_who_is_dead_goes_before_a_newcomer_votes() -> None:
     assert groups.due(op, look(OLD, made, dropped, gone="c")) == [change_to("a", "b", "n")]
 
 
-def test_in_the_stead_of_a_dead_newcomer_the_leaver_stays() -> None:
+def test_the_leaving_member_stays_if_the_newcomer_is_dead() -> None:
     """Whether it never joined or was still a learner; and the record says who the members are."""
     op, made = operation(Stage.FORMAL), state(OLD, SEAL)
     op.sources_ready.append((OLD, "c"))
@@ -238,7 +238,7 @@ def test_a_newcomer_that_died_as_a_voter_is_a_member() -> None:
     assert groups.due(op, look(OLD, made, after, gone="n")) == [formed(("a", "b", "n"), made)]
 
 
-def test_adoption_does_not_wait_for_the_dead() -> None:
+def test_adoption_does_not_wait_for_dead_members() -> None:
     op = operation(Stage.MOVING)
     made = state(NEW, OPEN)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d", 1, 1) for n in ("a", "b")]
@@ -247,7 +247,7 @@ def test_adoption_does_not_wait_for_the_dead() -> None:
     assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]
 
 
-def test_copies_that_agree_again_are_no_trouble_any_more() -> None:
+def test_the_error_is_cleared_once_the_copies_agree() -> None:
     """The member whose copy was wrong is given up: the error is cleared. Another group's error stays."""
     op = operation(Stage.MOVING)
     made = state(NEW, OPEN)
@@ -277,7 +277,7 @@ def file() -> FileMeta:
     return FileMeta("00000-3-0000.tsfile", 0, partition, "m", (4, 1), 10, "aa" * 16, 1, 0, 9, (1, 2, 3))
 
 
-def test_a_group_adopts_once_and_says_so_when_its_files_are_there() -> None:
+def test_a_group_adopts_once_and_reports_it_once_its_files_are_in_place() -> None:
     op = operation(Stage.MOVING)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d", 1, 1) for n in "abn"]
     made = state(NEW, OPEN, data.Adopt("op-9", ((0, 2),), (Adoption("x", file()),), ()))
@@ -290,7 +290,7 @@ def test_a_group_adopts_once_and_says_so_when_its_files_are_there() -> None:
     assert groups.due(op, look(NEW, made)) == [] == groups.due(op, look(OLD, state(OLD, SEAL)))
 
 
-def test_a_losing_group_releases_then_says_so_and_others_do_nothing() -> None:
+def test_a_losing_group_releases_then_reports_it_and_others_do_nothing() -> None:
     op = operation(Stage.RELEASED)
     release = data.Release("op-9", 9)
     assert groups.due(op, look(OLD, state(OLD, SEAL))) == [Log(release)]
@@ -300,7 +300,7 @@ def test_a_losing_group_releases_then_says_so_and_others_do_nothing() -> None:
     assert groups.due(op, look(OLD, made)) == [] == groups.due(op, look(NEW, state(NEW, OPEN)))
 
 
-def test_members_are_told_in_the_order_of_the_ring() -> None:
+def test_members_are_reported_in_ring_order() -> None:
     op, made = operation(Stage.FORMAL), state(OLD, SEAL)
     op.changes = [GroupChange(OLD, "n", "c", MEMBERS, ("n", "b", "a"))]
     config = Config(("a", "b", "n"), (), "op-9")
@@ -315,14 +315,14 @@ def test_a_newcomer_that_was_not_added_in_time_is_added_when_members_change() ->
     assert groups.due(op, look(OLD, made)) == [Reconfigure(membership.Change(learner))]
 
 
-def test_a_group_that_gives_no_slots_needs_no_source_of_its_leaver() -> None:
+def test_a_group_that_loses_no_slots_does_not_need_its_leaving_member_as_a_source() -> None:
     op = operation(Stage.FORMAL)
     op.moves = [SlotMove(((0, 2),), "b.1", MEMBERS, NEW, ("n", "a", "b"))]
     config = Config((*MEMBERS, "n"), (), "op-9")
     assert groups.due(op, look(OLD, state(OLD), config)) == [change_to("a", "b", "n")]
 
 
-def test_a_group_that_took_its_slots_back_says_so_and_others_do_nothing() -> None:
+def test_a_group_that_took_its_slots_back_reports_it_and_others_do_nothing() -> None:
     op = operation(Stage.CANCELLING)
     made = state(OLD, SEAL, data.Unseal("op-9", 9))
     assert groups.due(op, look(OLD, made)) == [Report(meta.UnsealedBy(7, "op-9", OLD))]
@@ -330,7 +330,7 @@ def test_a_group_that_took_its_slots_back_says_so_and_others_do_nothing() -> Non
     assert groups.due(op, look(OLD, made)) == [] == groups.due(op, look(NEW, state(NEW)))
 
 
-def test_a_newcomer_says_of_each_replica_once_that_it_can_be_added() -> None:
+def test_a_newcomer_reports_once_per_replica_that_it_can_be_added() -> None:
     op = operation(Stage.SEALED)
     report = Report(meta.JoinReady(7, "op-9", OLD, "n"))
     assert groups.joins_due(op, "n", {OLD, "b.1"}, 7) == [report]
@@ -339,7 +339,7 @@ def test_a_newcomer_says_of_each_replica_once_that_it_can_be_added() -> None:
     assert groups.joins_due(op, "n", {OLD}, 7) == []
 
 
-def test_a_holder_says_once_that_it_can_serve_what_it_sealed() -> None:
+def test_a_holder_reports_once_that_it_can_serve_its_sealed_slots() -> None:
     sealed = {OLD: state(OLD, SEAL)}
     report = Report(meta.SourceReady(7, "op-9", OLD, "a"))
     for stage in (Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING):

@@ -1,4 +1,4 @@
-"""Configurations change one safe step at a time and arrive, from wherever they are."""
+"""Configurations change by one safe step at a time and reach their target from any start."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from nodeagent.scaling.membership import Change, Transfer, group_step, meta_step
 
 
 def walk(config: Config, joins: str | None, leaves: str | None, me: str) -> list[Config]:
-    """Steps until none is due; leadership moves where it is handed."""
+    """Take steps until there is none; leadership transfers succeed."""
     seen = [config]
     for _ in range(10):
         step = group_step(
@@ -34,7 +34,7 @@ MEMBERS = ("a", "b", "c")
 
 @pytest.mark.parametrize("joins,leaves", list(itertools.product([None, "n"], [None, "a", "c"])))
 @pytest.mark.parametrize("me", MEMBERS)
-def test_a_group_arrives_by_single_steps_and_never_has_fewer_voters(
+def test_a_group_reaches_its_target_by_single_steps_and_never_has_fewer_voters(
     joins: str | None, leaves: str | None, me: str
 ) -> None:
     seen = walk(Config(MEMBERS), joins, leaves, me)
@@ -43,8 +43,8 @@ def test_a_group_arrives_by_single_steps_and_never_has_fewer_voters(
     assert all(len(config.voters) >= min(3, len(wanted)) for config in seen)
 
 
-def test_nobody_leaves_before_the_newcomer_votes_and_the_leaver_may() -> None:
-    """Each of the three conditions alone holds the leaver back."""
+def test_no_member_leaves_before_the_newcomer_votes_and_it_may_leave() -> None:
+    """Each of the three conditions alone keeps the leaving member in the group."""
     for caught, may in itertools.product([True, False], repeat=2):
         config = Config((*MEMBERS, "n"))
 
@@ -62,7 +62,9 @@ def test_nobody_leaves_before_the_newcomer_votes_and_the_leaver_may() -> None:
 @pytest.mark.parametrize("count", range(1, 6))
 @pytest.mark.parametrize("voters_max", [1, 3, 5])
 @pytest.mark.parametrize("leader", ["n0", "old"])
-def test_the_meta_group_arrives_from_any_start(count: int, voters_max: int, leader: str) -> None:
+def test_the_meta_group_reaches_its_target_from_any_configuration(
+    count: int, voters_max: int, leader: str
+) -> None:
     """Every node a member, voters as many as may be, the leaving one none of them; whoever leads."""
     nodes = {f"n{i}" for i in range(count)}
     for leaving in (None, "n0"):

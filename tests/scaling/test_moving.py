@@ -1,4 +1,4 @@
-"""How the copies of an operation are cut, compared and taken over."""
+"""How the copies of an operation are divided, compared and adopted."""
 
 from collections.abc import Callable
 
@@ -42,13 +42,13 @@ PULLED = [
 ]
 
 
-def test_units_are_all_slots_once() -> None:
+def test_units_cover_all_slots_once() -> None:
     cut = moving.units(operation())
     assert [s for u in cut for s in to_slots(u.slots)] == to_slots(MOVED)
     assert {len(to_slots(u.slots)) for u in cut[:-1]} == {moving.UNIT_SLOTS}
 
 
-def test_a_member_owes_each_unit_until_this_directory_of_it_recorded_it() -> None:
+def test_a_member_owes_each_unit_until_its_current_incarnation_recorded_it() -> None:
     op = operation()
     cut = moving.units(op)
     copied(op, cut, "n", "earlier")
@@ -72,20 +72,20 @@ def test_copies_that_differ_have_other_digests(change: Callable[[PulledSlot], Pu
     assert moving.digest((PULLED[0],)) != moving.digest((change(PULLED[0]),))
 
 
-def test_the_digest_is_of_the_content_in_whatever_order_it_is_told() -> None:
+def test_the_digest_does_not_depend_on_the_order_of_the_content() -> None:
     turned = [
         PulledSlot(s.slot, tuple(reversed(s.files)), tuple(reversed(s.tombstones))) for s in reversed(PULLED)
     ]
     assert moving.digest(tuple(PULLED)) == moving.digest(tuple(turned))
 
 
-def test_what_is_adopted_is_older_than_the_open_and_keeps_its_order() -> None:
+def test_adopted_files_are_older_than_the_open_and_keep_their_order() -> None:
     files, tombstones = moving.adoptions(50, PULLED)
     assert [f.meta.order for f in files] == [(50, 6), (50, 3), (50, 8)]
     assert len({f.meta.name for f in files}) == 3 and {t.order for t in tombstones} == {(50, 4), (50, 5)}
 
 
-def test_the_rate_is_shared_by_who_still_pulls() -> None:
+def test_the_rate_is_shared_by_the_nodes_that_still_pull() -> None:
     op = operation(rate=900)
     assert moving.rate_share(op, "n") == 900  # a and b hold the slots already
     assert moving.rate_share(operation(), "n") == 0 == moving.rate_share(operation(rate=-1), "n")
@@ -98,7 +98,7 @@ def test_the_rate_is_shared_by_who_still_pulls() -> None:
     assert moving.rate_share(wide, "n") == 450
 
 
-def test_each_taker_begins_with_another_holder_and_goes_through_all() -> None:
+def test_each_new_member_begins_with_another_holder_and_tries_all() -> None:
     move = operation().moves[0]
     assert [moving.sources(move, node, 0)[0] for node in TAKERS] == list(HOLDERS)
     assert [moving.sources(move, "n", n)[0] for n in range(4)] == ["a", "b", "c", "a"]
