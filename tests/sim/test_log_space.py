@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodeagent.host import replica as host_replica
+from nodeagent.host import log_start
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.model.requests import GroupStatus, LogPin
 from nodeagent.testing.checks import check_converged
@@ -23,7 +23,7 @@ def test_a_dead_follower_pins_the_log_of_an_idle_group_for_a_while_only(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Status names it meanwhile. A timer ends the pin, no write; the follower comes back by a snapshot."""
-    monkeypatch.setattr(host_replica, "LOG_KEEP_MS_MAX", KEEP_MS)
+    monkeypatch.setattr(log_start, "LOG_KEEP_MS_MAX", KEEP_MS)
     scenario = Scenario(seed, nodes=4, spares=0)
     scenario.begin(reads=False)
     scenario.sim.pause(3_000)
