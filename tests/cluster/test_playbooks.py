@@ -102,7 +102,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         ("nightly-verify", ("depth=hash",), 0, "outcome:healthy"),
         ("add-node", ("node=node5", "depth=manifest"), 1, "intent:add"),
         ("rolling-restart", ("older_than=1ms",), 1, "intent:restart"),
-        ("disaster-drill", ("node=node3", "older_than=1ms"), 2, "intent:lose"),
+        ("disaster-drill", ("node=node3", "older_than=1ms"), 2, "intent:stop"),
         ("rolling-upgrade", (), 0, "outcome:healthy"),
         ("rebalance", ("strategy=slots",), 1, "intent:apply"),
         ("remove-node", ("node=node5", "depth=manifest"), 1, "intent:remove"),
