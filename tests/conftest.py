@@ -1,4 +1,4 @@
-"""What every test has: when it fails, the last words of the agents that wrote meanwhile."""
+"""Settings of all tests: a failure report includes the last log lines of agents that ran during the test."""
 
 import os
 import time
@@ -10,7 +10,7 @@ import pytest
 
 LINES = 60
 LATER = ("spread", "long")
-"""Marks of what `make spread` and `make long` run; a test with both is one of `make spread`."""
+"""Marks of the tests that `make spread` and `make long` run; a test with both belongs to `make spread`."""
 
 STARTED = time.monotonic()
 
@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--begin-within",
         type=float,
         metavar="SECONDS",
-        help="skip the tests that would begin later than this; a run with a time limit then ends by itself",
+        help="skip tests that would start after this time, so that the run ends within a time limit",
     )
 
 
@@ -32,8 +32,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what `make test` has no time for, unless its mark or its name is asked for. Long tests
-    also run with their file.
+    """Deselect the tests that take too long for `make test`, unless their mark or name is given.
+
+    Long tests also run if their file is named.
     """
     wanted = {mark for mark in LATER if mark in config.option.markexpr}
     wanted |= {"long"} if any(word.endswith(".py") for word in config.args) else set()
@@ -56,7 +57,7 @@ def pytest_runtest_makereport(
     made: pytest.TempPathFactory | None = getattr(item.config, "_tmp_path_factory", None)
     if report.failed and made is not None:
         for log in sorted(_logs(made.getbasetemp())):
-            with suppress(OSError):  # agents run on, and others clear up after theirs
+            with suppress(OSError):  # other tests may delete their logs at the same time
                 if log.stat().st_mtime >= call.start:
                     report.sections.append((str(log), _tail(log)))
     return report

@@ -1,7 +1,7 @@
-"""Requests and commands with extreme values, for fuzzing: made from the structs' own types.
+"""Requests and commands with extreme values for fuzzing, derived from the types of the structs.
 
-A message is built as plain values (as a peer that is not ours could send them), so also values that the
-types do not allow come out.
+A message consists of plain values, as a foreign peer could send them, so it may contain values that the types
+do not allow.
 """
 
 import random
@@ -33,19 +33,18 @@ BYTES = (b"", b"\0", b"\xc1garbage", b"\x93\x01\x02\x03", bytes(3_000))
 
 
 class Extremes:
-    """`words` are names that mean something where the message goes to: without them all of it is refused at
-    the first look."""
+    """`words` are names that exist at the receiver; without them, it would refuse every message early."""
 
     def __init__(self, rng: random.Random, words: tuple[str, ...]) -> None:
         self.rng = rng
         self.words = words
 
     def make(self, kind: type) -> Any:
-        """Plain values of a message of `kind`."""
+        """Return plain values of a message of type `kind`."""
         return self._of(inspect.type_info(kind), 0)
 
     def mutated(self, message: object, times: int) -> Any:
-        """A message of ours with some values replaced by extreme ones, as plain values."""
+        """Return the plain values of `message` with some of them replaced by extreme ones."""
         plain = msgspec.to_builtins(message, builtin_types=(bytes,))
         for _ in range(times):
             plain = self._mutate(plain)
@@ -107,7 +106,7 @@ class Extremes:
             case inspect.EnumType():
                 return rng.choice([m.value for m in info.cls])
             case _:
-                raise AssertionError(f"no values of {info}")
+                raise AssertionError(f"no values for {info}")
 
     def _struct(self, info: inspect.StructType, depth: int) -> Any:
         values = {

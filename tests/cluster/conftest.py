@@ -1,4 +1,5 @@
-"""Fleets for the tests of this directory: loaded once, then copied from a stopped one."""
+"""Fleets for the tests of this directory: data is loaded once into a stopped fleet, which each test
+copies."""
 
 from collections.abc import Callable, Iterator
 
@@ -32,7 +33,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> LocalFleet:
 
 @pytest.fixture(scope="module")
 def make_world(template: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeWorld]:
-    """A running copy of the template. The module's worlds end with it; one runs at a time."""
+    """A running copy of the template. Only one copy runs at a time; all are closed at the end of the
+    module."""
     made: list[World] = []
 
     def make(name: str) -> World:

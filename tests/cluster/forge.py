@@ -1,8 +1,8 @@
-"""`python -m tests.cluster.forge DATA GROUP FILE FIELD`: change one value of a stored TsFile so that
-everything recorded about it agrees: hash, footer, logical checksum, manifest entry.
+"""`python -m tests.cluster.forge DATA GROUP FILE FIELD`: change one value of a stored TsFile and
+update all metadata to match: hash, footer, logical checksum, manifest entry.
 
-A process of its own, since the native reader and writer are never loaded where others fork. Prints JSON:
-the row's time, the tags and both values.
+It is a separate process, because the native reader and writer must not be loaded in a process that forks.
+Prints the row's time, the tags and both values as JSON.
 """
 
 import json
@@ -26,7 +26,7 @@ from nodeagent.table.arrow import TIME, encode, one_batch
 
 
 def forge(data: Path, group: str, name: str, field: str) -> dict[str, object]:
-    """Add 1000 to the first value of `field`."""
+    """Add 1000 to the first value of `field`; return what `main` prints."""
     disk = RealDisk(data)
     payload = load_checkpoint(disk, group)
     assert payload is not None

@@ -1,7 +1,7 @@
-"""Three real agents, each on a tmpfs of its own that writers fill on all of them at once.
+"""Three real agents, each on its own tmpfs; writers fill all three at once.
 
-`python -m tests.cluster.full_disk [SECONDS]` stays full so long (600 by default); `make test` has a short
-run. Mounting needs root.
+`python -m tests.cluster.full_disk [SECONDS]` keeps the disks full for that time (default 600). `make test`
+has a short run. Mounting a tmpfs requires root.
 """
 
 import os
@@ -39,11 +39,11 @@ ATTEMPT_S = 3.0
 
 @dataclass
 class Filler:
-    """A writer of rows that do not compress; remembers what was acknowledged and why it was refused."""
+    """Writes incompressible rows; records acknowledged rows and the reasons of rejected writes."""
 
     number: int
     acked: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """storage group -> (first time, rows) of every write that was acknowledged"""
+    """storage group -> (first time, rows) of every acknowledged write."""
 
     refused: list[str] = field(default_factory=list)
     """Reasons."""
@@ -81,7 +81,7 @@ class Filler:
 
 @dataclass
 class Plant:
-    """A fleet of three on small disks."""
+    """A fleet of three nodes on small disks."""
 
     world: World
     fillers: list[Filler]
@@ -95,23 +95,28 @@ class Plant:
         return [shutil.disk_usage(home).free for home in self.homes()]
 
     def is_refused(self) -> bool:
-        """Every writer was told the reason and got nothing in for a while."""
+        """Return whether every writer is being rejected with a reason and has made no progress for a
+        while."""
         quiet_s = time.monotonic() - max(f.last_ack for f in self.fillers)
         return quiet_s > 2 * ATTEMPT_S and all(f.refused for f in self.fillers)
 
     def fill(self) -> None:
-        until(self.is_refused, FILL_S, lambda: f"not refused: free {self.free()}, {self.told()}")
-        assert all("left" in f.refused[-1] or "room" in f.refused[-1] for f in self.fillers), self.told()
+        until(
+            self.is_refused, FILL_S, lambda: f"writes are not rejected: free {self.free()}, {self.replies()}"
+        )
+        assert all("left" in f.refused[-1] or "room" in f.refused[-1] for f in self.fillers), self.replies()
 
     def stay_full(self, seconds: float) -> None:
-        """All live and lead, and refuse: what purging the log gives back is written full again. One agent is
-        killed and comes back."""
+        """Check that all agents run, lead and reject writes; log purges free space, which is filled again.
+
+        One agent is killed and restarted.
+        """
         began, pids = time.monotonic(), self.pids()
         while time.monotonic() < began + seconds:
-            assert self.pids() == pids, "an agent ended"
+            assert self.pids() == pids, "an agent exited"
             time.sleep(0.5)
         self.world.restart("node2")
-        until(self.all_led, 60.0, lambda: f"not led: {self.world.status().problems}")
+        until(self.all_led, 60.0, lambda: f"groups without a leader: {self.world.status().problems}")
         self.fill()
 
     def pids(self) -> dict[str, int | None]:
@@ -123,22 +128,22 @@ class Plant:
         return bool(status.meta.leader) and len(groups) == 3 and all(n.reachable for n in status.nodes)
 
     def give_room(self) -> float:
-        """64 MB more for each; how long it was until every writer went on."""
+        """Add 64 MB to each disk; return the seconds until every writer made progress."""
         for home in self.homes():
             mount("-o", f"remount,size={SIZE_MB + MORE_MB}m", str(home))
         began = time.monotonic()
         until(
             lambda: all(f.last_ack > began for f in self.fillers),
             RESUME_S,
-            lambda: f"no writes within {RESUME_S} s: free {self.free()}, {self.told()}",
+            lambda: f"no writes within {RESUME_S} s: free {self.free()}, {self.replies()}",
         )
         return time.monotonic() - began
 
-    def told(self) -> str:
+    def replies(self) -> str:
         return "; ".join(f"{f.rows} rows, {f.refused[-1:]}, {f.other[-2:]}" for f in self.fillers)
 
     def check(self) -> int:
-        """Stop writing; every acknowledged row is read. Returns how many."""
+        """Stop the writers, check that every acknowledged row is read, and return the number of rows."""
         self.end()
         for filler in self.fillers:
             for place, writes in filler.acked.items():
@@ -147,7 +152,7 @@ class Plant:
                 wanted = np.concatenate([np.arange(first, first + count) for first, count in writes])
                 missing = np.setdiff1d(wanted, times)
                 assert not len(missing), (
-                    f"{place}: {len(missing)} of {len(wanted)} acknowledged rows are gone"
+                    f"{place}: {len(missing)} of {len(wanted)} acknowledged rows are missing"
                 )
         return sum(f.rows for f in self.fillers)
 
@@ -162,21 +167,21 @@ def mount(*words: str) -> None:
 
 
 def why_not() -> str:
-    """Why no tmpfs can be mounted here; "" when one can."""
+    """Return why no tmpfs can be mounted; "" if one can."""
     if os.geteuid() != 0:
-        return "mounting a tmpfs needs root"
+        return "mounting a tmpfs requires root"
     with tempfile.TemporaryDirectory() as place:
         try:
             mount("-t", "tmpfs", "-o", "size=1m", "none", place)
         except (OSError, subprocess.CalledProcessError) as error:
-            return f"no tmpfs can be mounted: {error}"
+            return f"cannot mount a tmpfs: {error}"
         subprocess.run(["umount", place], check=True)
     return ""
 
 
 @contextmanager
 def plant(directory: Path) -> Iterator[Plant]:
-    """A running fleet, each node's directory on a disk of its own, under writers."""
+    """Run a fleet with each node's directory on its own disk, with writers."""
     fleet = LocalFleet(directory)
     fleet.create(ClusterSettings(name="small", slots=64, shards=2), 3, node_settings={})
     homes = [Path(n.directory) for n in fleet.nodes()]
@@ -220,7 +225,9 @@ def run(directory: Path, seconds: float) -> str:
         small.stay_full(seconds)
         took_s = small.give_room()
         rows = small.check()
-    return f"{rows} rows; {[n // 1024 for n in filled]} KiB free when full; went on after {took_s:.1f} s"
+    return (
+        f"{rows} rows; {[n // 1024 for n in filled]} KiB free when full; writers resumed after {took_s:.1f} s"
+    )
 
 
 def main(words: list[str]) -> None:

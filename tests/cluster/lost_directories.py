@@ -1,6 +1,10 @@
-"""Parts of stopped nodes' directories are taken away, one by one and in pairs: nothing may follow from it but
-a refusal or a damaged group. `python -m tests.cluster.lost_directories` runs every case; each ends with the
-parts put back, so one fleet serves all."""
+"""Remove parts of stopped nodes' directories, individually and in pairs.
+
+The only consequences may be an agent that refuses to start or a damaged group.
+
+`python -m tests.cluster.lost_directories` runs every case. Each case restores the parts, so one fleet serves
+all.
+"""
 
 import shutil
 import subprocess
@@ -25,7 +29,7 @@ LOG, LOG_ID, NODE_ID, NEWEST = "log", "log/log.id", "node.id", "log/newest"
 META, GROUP, FILES = "data/groups/meta/checkpoint", "data/groups/{group}/checkpoint", "data/groups/{group}"
 PARTS = (LOG, LOG_ID, NODE_ID, NEWEST, META, GROUP, FILES)
 STOPS = (LOG, LOG_ID, NODE_ID)
-"""Without these an agent does not start."""
+"""An agent does not start without these parts."""
 
 HARMLESS = (NEWEST,)
 
@@ -60,7 +64,8 @@ def make_world(directory: Path) -> World:
 
 
 def check(world: World, case: Case) -> None:
-    """Lose the parts, start, look, put them back; the cluster is whole before and after."""
+    """Remove the parts, start the nodes, check them, restore the parts; the cluster is healthy before and
+    after."""
     group = world.group_of(case.nodes[0])
     with lost(world, case, group):
         for name in case.nodes:
@@ -81,9 +86,11 @@ def check(world: World, case: Case) -> None:
 
 @contextmanager
 def lost(world: World, case: Case, group: str) -> Iterator[None]:
-    """The nodes down and without the parts; at the end down once more, with the parts put back."""
+    """Stop the nodes and remove the parts; at the end, stop the nodes again and restore the parts."""
     homes = [world.fleet.directory / name for name in case.nodes]
-    kept = world.fleet.directory.parent / "kept"  # beside the fleet, which starts what lies in it
+    kept = (
+        world.fleet.directory.parent / "kept"
+    )  # outside the fleet's directory, because the fleet starts every node in it
     for name in case.nodes:
         assert world.fleet.stop([name])
     for home in homes:
@@ -103,7 +110,7 @@ def lost(world: World, case: Case, group: str) -> Iterator[None]:
                 shutil.rmtree(home)
                 (kept / home.name).rename(home)
                 continue
-            # It was started, so the rest is newer now: an older copy of all of it would be refused.
+            # The node was started, so its other parts are newer; restoring all parts would be refused.
             for part in sorted(
                 (p.format(group=group) for p in case.parts), key=len
             ):  # a directory before its files
@@ -118,7 +125,7 @@ def _files(world: World, name: str) -> set[str]:
 
 
 def _check_refused(world: World, name: str) -> None:
-    """Exit 7 with the place and the next command."""
+    """Check that the agent exits with 7 and names the location and the next command."""
     home = world.fleet.directory / name
     run = [sys.executable, "-m", "nodeagent", "run", str(home)]
     said = subprocess.run(run, capture_output=True, text=True, timeout=30)
@@ -128,7 +135,7 @@ def _check_refused(world: World, name: str) -> None:
 
 
 def _check_damaged(world: World, name: str, case: Case, group: str) -> None:
-    """The groups concerned are damaged, which status says with the next command; they lead nothing."""
+    """Check that the affected groups are damaged and lead nothing, and that the status suggests a command."""
     until(lambda: name in world.statuses(), 30.0, lambda: world.fleet.log_tail(name))
     if case.parts == HARMLESS:
         return
@@ -143,7 +150,7 @@ def _check_damaged(world: World, name: str, case: Case, group: str) -> None:
 
 
 def _check_rows(world: World) -> None:
-    """A strong count is right or refused."""
+    """Check that a strong count is correct or refused."""
     try:
         rows = world.rows()
     except NodeAgentError:

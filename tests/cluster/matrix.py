@@ -1,8 +1,8 @@
 """The kill matrix on real agents: `python -m tests.cluster.matrix [FIRST [COUNT]]` runs every case.
 
-One fleet serves many cases: node6 is added, then removed, and so on. In each, agents are stopped at a hold
-point, the operation's record must show the stage that belongs to it, one process is SIGKILLed there, and
-is started again while the others still wait or after they went on. A writer and a reader run through all.
+One fleet serves many cases: node6 is added, then removed, and so on. In each case the operation stops at a
+failpoint, its record must show the stage of that failpoint, and one process is SIGKILLed and restarted while
+the others still wait or after they have continued. A writer and a reader run during all cases.
 """
 
 import argparse
@@ -33,8 +33,8 @@ POINTS = tuple(p for a, b in zip(STAGES, STAGES[1:], strict=False) for p in (f"a
 ROLES = (
     "meta leader",
     "losing leader",
-    "newcomer",
-    "leaver",
+    "joining node",
+    "leaving node",
     "overlapping member",
     "iotctl",
     "Spark driver",
@@ -42,11 +42,11 @@ ROLES = (
 RETURNS = ("early", "late")
 NODE = "node6"
 DATA = Devices(storage_groups=40, weeks=13, step_ms=12 * 3_600_000)
-"""Enough for some eighty slots with rows to move; more would only take time in every case."""
+"""Enough to move about eighty slots with rows; more data would only make every case slower."""
 
 HELD_S, LATE_S = 0.7, 3.0
 RATE = "500MB/s"
-"""Not `auto`, which makes way for the writer: on a busy box a case would only wait for copies."""
+"""Not `auto`, which yields to the writer: on a busy machine a case would wait for its copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +58,29 @@ class Case:
 
     @property
     def stage(self) -> Stage:
-        """The stage an operation that is held there is in."""
+        """The stage of an operation that is stopped at this failpoint."""
         when, _, stage = self.point.partition(":")
         return Stage(stage if when == "after" else STAGES[STAGES.index(stage) - 1])
 
     @property
     def skipped(self) -> str:
-        """Why there is nothing to run; "" when there is."""
-        if self.role == "newcomer" and self.kind == "remove-node":
-            return "nobody comes"
-        if self.role == "leaver" and self.kind == "add-node":
-            return "nobody leaves"
+        """Why the case does not apply; "" if it does."""
+        if self.role == "joining node" and self.kind == "remove-node":
+            return "no node joins"
+        if self.role == "leaving node" and self.kind == "add-node":
+            return "no node leaves"
         if self.kind == "remove-node" and self.stage is Stage.PLANNED:
             return "a removal enters SEALED with its first entry"
         if self.role in ("iotctl", "Spark driver") and self.back == "late":
-            return "whoever ordered the change is never started again"
+            return "the process that requested the change is never restarted"
         if self.role == "Spark driver" and self.stage is not Stage.MOVING:
-            return "the job has a part in MOVING alone"
+            return "the job only takes part in the stage COPYING"
         return ""
 
 
 def cases() -> list[Case]:
-    """Those that run first, adding and removing in turn as far as it goes: so one fleet serves them all."""
+    """All cases: those that run first, alternately adding and removing if possible, so that one fleet serves
+    all."""
     every = {k: [Case(k, p, r, b) for p in POINTS for r in ROLES for b in RETURNS] for k in KINDS}
     runs = [[c for c in of_kind if not c.skipped] for of_kind in every.values()]
     in_turn = [c for pair in zip_longest(*runs) for c in pair if c is not None]
@@ -88,7 +89,7 @@ def cases() -> list[Case]:
 
 @dataclass
 class Fleet:
-    """A fleet whose agents know hold points, also those that are started later."""
+    """A fleet whose agents have failpoints enabled, including agents that are started later."""
 
     directory: Path
     points: tuple[str, ...] = ()
@@ -101,10 +102,11 @@ class Fleet:
         return (sys.executable, "-m", "nodeagent", "run", str(home), "--test-holds", ",".join(self.points))
 
     def hold(self, *points: str) -> None:
-        """Told to every agent that runs: one that did not hear it would go on holding."""
+        """Send the failpoints to every running agent; an agent that misses them would continue to stop
+        operations."""
         self.points = points
 
-        def told(node: str) -> bool:
+        def is_set(node: str) -> bool:
             try:
                 self.world.cluster.call(node, SetHolds(points), 5.0)
             except NodeAgentError:
@@ -112,16 +114,20 @@ class Fleet:
             return True
 
         left = [n.name for n in self.world.fleet.nodes() if n.pid is not None]
-        until(lambda: all(map(told, left)), 60.0, lambda: f"one of {', '.join(left)} takes no hold points")
+        until(
+            lambda: all(map(is_set, left)),
+            60.0,
+            lambda: f"one of {', '.join(left)} does not accept failpoints",
+        )
 
     def prepare(self, kind: str) -> None:
-        """Start the newcomer so that it knows hold points; iotctl finds it running."""
+        """Start the joining node with the failpoints; iotctl then finds it running."""
         if kind == "add-node":
             self.world.fleet.add(NODE)
             self.world.fleet.start([NODE])
 
     def turn(self, kind: str) -> None:
-        """Bring node6 in or out, so that a case of `kind` can run."""
+        """Add or remove node6, so that a case of `kind` can run."""
         there = NODE in self.world.cluster.meta().ring
         if there == (kind == "add-node"):
             verb = "remove-node" if there else "add-node"
@@ -132,11 +138,12 @@ class Fleet:
 
 
 def run_case(fleet: Fleet, case: Case) -> float:
-    """One case; how many seconds it took. Raises `AssertionError`, which says what did not hold."""
+    """Run one case and return its duration in seconds. The `AssertionError` of a failure names the
+    condition."""
     world, began = fleet.world, time.monotonic()
     fleet.turn(case.kind)
     fleet.hold(case.point)
-    fleet.prepare(case.kind)  # the newcomer, which nobody knows yet, starts with the point
+    fleet.prepare(case.kind)  # the joining node is not a member yet: it gets the failpoint at its start
     iotctl = world.process("cluster", case.kind, NODE, "--yes", "--rate", RATE)
     operation = world.open_operation()
     world.reconnect()
@@ -145,7 +152,7 @@ def run_case(fleet: Fleet, case: Case) -> float:
     record = world.wait_stage(operation.id, case.stage)
     driver = world.process("migrate", "--op", operation.id) if case.role == "Spark driver" else None
     if driver is not None:
-        until(lambda: _leased(world, operation.id), 90.0, lambda: "the driver takes no lease")
+        until(lambda: _leased(world, operation.id), 90.0, lambda: "the driver does not take the lease")
     time.sleep(HELD_S)
     found = world.operation(operation.id)
     assert found is not None and found.stage is case.stage, f"{case.point}: the operation is in {found}"
@@ -154,11 +161,11 @@ def run_case(fleet: Fleet, case: Case) -> float:
         assert world.fleet.kill(victim), f"{victim} was not running"
     else:
         kill_session(driver or iotctl)
-    found = until(lambda: world.operation(operation.id), 20.0, lambda: "nobody tells the operation")
-    assert found.stage is case.stage, f"the kill fell in {found.stage}"
+    found = until(lambda: world.operation(operation.id), 20.0, lambda: "no node reports the operation")
+    assert found.stage is case.stage, f"the process was killed in stage {found.stage}"
     if case.back == "early" and victim:
         world.fleet.start([victim])
-        until(lambda: victim in world.statuses(), 60.0, lambda: f"{victim} does not come back")
+        until(lambda: victim in world.statuses(), 60.0, lambda: f"{victim} does not restart")
     fleet.hold()
     if case.back == "late" and victim:
         time.sleep(LATE_S)
@@ -170,7 +177,7 @@ def run_case(fleet: Fleet, case: Case) -> float:
         _tidy(world)
     until(lambda: world.status().healthy, 60.0, lambda: str(world.status().problems))
     world.check_load(load)
-    assert moved & set(world.slots(load.seen.acked).values()), "no row went to a slot that moved"
+    assert moved & set(world.slots(load.seen.acked).values()), "no row was written to a moved slot"
     said = world.iotctl("verify", "--depth", "hash")
     assert said.code == 0, said.out + said.err
     return time.monotonic() - began
@@ -182,7 +189,7 @@ def _leased(world: World, operation: str) -> bool:
 
 
 def _tidy(world: World) -> None:
-    """What the killed iotctl would have done: the leaver is not listed and not running any more."""
+    """Do what the killed iotctl would have done: unlist and stop the removed node."""
     spec = world.fleet.spec_path
     if NODE in spec.read_text():
         from iotctl.change.execute import update_spec
@@ -200,7 +207,7 @@ def _victim(world: World, op: Operation, role: str) -> str:
             return world.leader("meta")
         case "losing leader":
             return world.leader(op.moves[0].source)
-        case "newcomer" | "leaver":
+        case "joining node" | "leaving node":
             return NODE
         case "overlapping member":
             return next(n for m in op.moves for n in m.target_members if n in m.source_members)
@@ -209,7 +216,7 @@ def _victim(world: World, op: Operation, role: str) -> str:
 
 
 class Lane:
-    """Runs cases one after the other on a copy of a stopped fleet; after a failure on a fresh copy of it."""
+    """Runs cases one after the other on a copy of a stopped fleet; after a failure, on a new copy."""
 
     def __init__(self, template: LocalFleet, directory: Path) -> None:
         self._template = template
@@ -218,7 +225,8 @@ class Lane:
         self._fleet: Fleet | None = None
 
     def run(self, case: Case) -> float:
-        """How many seconds it took. Raises what `run_case` raises; the directory of that fleet is kept."""
+        """Return the duration in seconds. Raises what `run_case` raises; then the fleet's directory
+        remains."""
         try:
             return run_case(self._fleet or self._fresh(), case)
         except BaseException:
@@ -253,7 +261,7 @@ def loaded_template(directory: Path) -> LocalFleet:
 
 
 def tried(lane: Lane, case: Case) -> str:
-    """What came of it, in words: whatever it is, the other cases are run."""
+    """Run one case and return its result as text; a failure does not stop the other cases."""
     try:
         return f"passed in {lane.run(case):.0f} s"
     except Exception as error:
@@ -263,7 +271,7 @@ def tried(lane: Lane, case: Case) -> str:
 def main() -> int:
     options = _options()
     chosen = cases()[options.first : options.first + options.count] * options.runs
-    # An add and the removal after it stay together: so one fleet serves both.
+    # An add and the following removal stay together, so that one fleet serves both.
     pairs = iter([chosen[i : i + 2] for i in range(0, len(chosen), 2)])
     directory = Path(tempfile.mkdtemp(prefix="matrix-"))
     took, ended = threading.Lock(), {"passed": 0, "skipped": 0, "FAILED": 0}
@@ -308,9 +316,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.cluster.matrix", description=__doc__)
     parser.add_argument("first", nargs="?", type=int, default=0, help="number of the first case")
-    parser.add_argument("count", nargs="?", type=int, default=100_000, help="how many cases (all)")
-    parser.add_argument("--jobs", type=int, default=1, help="fleets at a time; one fills two processors")
-    parser.add_argument("--runs", type=int, default=1, help="how often every case is run")
+    parser.add_argument("count", nargs="?", type=int, default=100_000, help="number of cases (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, help="concurrent fleets; one uses two processors")
+    parser.add_argument("--runs", type=int, default=1, help="runs of every case")
     return parser.parse_args()
 
 

@@ -1,11 +1,11 @@
 """Ten random operations on real agents: `python -m tests.cluster.random_ops [RUNS] [--seed N] [--weeks N]`.
 
-Each run has a fleet of its own, a writer and a reader which get around to every slot with rows, another
-tenth in every operation, and operations drawn by its seed: nodes are added, removed, replaced (some of them
-dead), slots move, agents are killed and restarted, some of them in the middle of a change. At the end every
-acknowledged row is read, `iotctl verify --depth content` passes, and `nodeagent files check --strict` finds
-on every node's disk what the node's checkpoints name and nothing else. A run that fails ends the program,
-with its directory kept.
+Each run has its own fleet, a writer and a reader that reach every slot with rows, one tenth of them during
+each operation, and operations chosen by its seed: nodes are added, removed and replaced (some of them dead),
+slots move, and agents are killed and restarted, some of them during a change. At the end every acknowledged
+row is read, `iotctl verify --depth content` passes, and `nodeagent files check --strict` finds on every
+node's disk what the node's checkpoints name and nothing else. A failing run ends the program and leaves its
+directory.
 """
 
 import argparse
@@ -41,11 +41,11 @@ OPERATIONS = 10
 NODES_MIN, NODES_MAX = 4, 6
 SNAPSHOT_TTL_MS = 5_000
 PASSING = ("snapshots", "staging")
-"""Directories of a node that empty some time after the last change."""
+"""Directories of a node that become empty some time after the last change."""
 
 COMMAND_S, VERIFY_S, REST_S, AROUND_S = 120.0, 300.0, 60.0, 10.0
 PROBE_MS = 1_800_000
-"""Where in its week the writer's row lies: between rows of the generated data."""
+"""The offset of the writer's row in its week: between rows of the generated data."""
 
 Place = tuple[str, int]
 
@@ -56,19 +56,19 @@ class Run:
     rng: random.Random
     done: list[str] = field(default_factory=list)
     acked: dict[Place, float] = field(default_factory=dict)
-    """(storage group, time) -> the value acknowledged last, of places where that is known."""
+    """(storage group, time) -> the last acknowledged value, for places where it is known."""
 
     places: list[Place] = field(default_factory=list)
     failed_writes: int = 0
     deaths: int = 0
     last_name: int = 5
     free: list[str] = field(default_factory=list)
-    """Names of nodes that left; their next bearers are new machines."""
+    """Names of removed nodes; they are reused for new machines."""
 
     def members(self) -> list[str]:
         return list(self.world.cluster.meta().ring)
 
-    def newcomer(self) -> str:
+    def next_name(self) -> str:
         if self.free and self.rng.random() < 0.5:
             return self.free.pop(self.rng.randrange(len(self.free)))
         self.last_name += 1
@@ -77,7 +77,7 @@ class Run:
     # --- operations --------------------------------------------------------------------------------
 
     def add(self) -> str:
-        name = self.newcomer()
+        name = self.next_name()
         return f"add {name}{self.change('add-node', name, '--yes')}"
 
     def remove(self) -> str:
@@ -87,7 +87,7 @@ class Run:
         return f"remove {name}{said}"
 
     def replace(self) -> str:
-        old, new = self.rng.choice(self.members()), self.newcomer()
+        old, new = self.rng.choice(self.members()), self.next_name()
         said = self.change("replace-node", old, new, "--yes")
         self.free.append(old)
         return f"replace {old} {new}{said}"
@@ -98,12 +98,12 @@ class Run:
         return f"remove {name} --dead"
 
     def replace_dead(self) -> str:
-        name, new = self.die(), self.newcomer()
+        name, new = self.die(), self.next_name()
         self.change("replace-node", name, new, "--dead", "--confirm", "plant", disturb=False)
         return f"replace {name} {new} --dead"
 
     def move(self) -> str:
-        """Random slots change their group; then the plan of a rebalance brings back what became uneven."""
+        """Move random slots to another group; then rebalance."""
         table = table_of(self.world.cluster.meta())
         giver, taker = self.rng.sample(list(table.ring.names), 2)
         slots = self.rng.sample(list(to_slots(table.slots_of(giver))), self.rng.randint(50, 500))
@@ -138,21 +138,22 @@ class Run:
         return name
 
     def change(self, *words: str, disturb: bool = True) -> str:
-        """`iotctl cluster WORDS`; half of the time an agent is killed on the way. Says so."""
+        """Run `iotctl cluster WORDS`; in half of the runs kill an agent meanwhile. Returns a note about the
+        kill."""
         process = self.world.process("cluster", *words)
         said = ""
         if disturb and self.rng.random() < 0.5:
             until(
                 lambda: self.world.operation_is_open() or process.poll() is not None,
                 COMMAND_S,
-                lambda: f"{words} begins nothing: {self.world.said_by(process)}",
+                lambda: f"{words} starts no change: {self.world.said_by(process)}",
             )
             time.sleep(self.rng.uniform(0.0, 1.0))
             victim = self.rng.choice(self.members())
             if self.world.fleet.kill(victim):
                 said = f", kill -9 {victim}"
                 time.sleep(self.rng.uniform(0.0, 2.0))
-                if any(n.name == victim for n in self.world.fleet.nodes()):  # else it has just been retired
+                if any(n.name == victim for n in self.world.fleet.nodes()):  # otherwise it was just removed
                     self.world.fleet.start([victim])
         try:
             code = process.wait(COMMAND_S)
@@ -204,13 +205,13 @@ class Run:
         return load
 
     def get_around(self, load: Load) -> None:
-        """Wait until the writer had its turn everywhere; not for long, since some places may fail."""
+        """Wait until the writer has tried every place, with a timeout, because some places may fail."""
         deadline = time.monotonic() + AROUND_S
         while len(load.seen.acked) < len(self.places) // OPERATIONS and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
     def take(self, load: Load) -> None:
-        """Stop it; what it knows to be acknowledged counts from now on."""
+        """Stop the load and add its acknowledged values to the expected ones."""
         seen = load.stop()
         assert not seen.missing, seen.missing[:3]
         unsure = {said.partition(":")[0] for said in seen.failed}
@@ -233,15 +234,15 @@ class Run:
         until(
             lambda: not any(any((h / "data" / d).iterdir()) for h in homes.values() for d in PASSING),
             REST_S,
-            lambda: "snapshots that nobody reads from stay, or what was staged",
+            lambda: "unused snapshots or staged files remain",
         )
-        time.sleep(1.5)  # checkpoints follow twice a second
+        time.sleep(1.5)  # checkpoints are saved twice a second
         world.fleet.stop()
         left = [f"{n}: {line}" for n, home in homes.items() for line in leftovers_of(home)]
         assert not left, f"{len(left)} left: {left[:5]}"
 
     def check_rows(self) -> None:
-        """Every acknowledged row, and all that was there before."""
+        """Check every acknowledged row and the initial rows."""
         found: dict[Place, float] = {}
         data = self.world.data
         for number in range(data.storage_groups):
@@ -251,12 +252,12 @@ class Run:
             found |= {(group, at): value for at, value in zip(times, values, strict=True)}
         wrong = [(p, v, found.get(p)) for p, v in self.acked.items() if found.get(p) != v]
         assert not wrong, f"{len(wrong)} of {len(self.acked)} acknowledged rows: {wrong[:3]}"
-        assert len(self.acked) >= nonempty_min(data), f"the writer got around to {len(self.acked)} slots"
+        assert len(self.acked) >= nonempty_min(data), f"the writer reached only {len(self.acked)} slots"
         assert self.world.rows() == data.rows + len(found), (self.world.rows(), len(found))
 
 
 def leftovers_of(home: Path) -> list[str]:
-    """What `nodeagent files check --strict` complains of."""
+    """The findings of `nodeagent files check --strict`."""
     words = [sys.executable, "-m", "nodeagent", "files", "check", str(home), "--strict"]
     said = subprocess.run(words, capture_output=True, text=True)
     lines = [msgspec.json.decode(line) for line in said.stdout.splitlines()]
@@ -266,7 +267,7 @@ def leftovers_of(home: Path) -> list[str]:
 
 
 def nonempty_min(data: Devices) -> int:
-    """Of a year's data 1 500 slots."""
+    """Minimum number of non-empty slots: 1 500 for a year of data."""
     return NONEMPTY_MIN * data.weeks // DATA.weeks
 
 
@@ -287,7 +288,7 @@ def make_template(directory: Path, data: Devices) -> LocalFleet:
 
 
 def run_once(template: LocalFleet, directory: Path, seed: int, data: Devices) -> tuple[Run, str]:
-    """One run in `directory`; what failed, "" when nothing did."""
+    """One run in `directory`, with its failure or ""."""
     run = Run(World(copy_of(template, directory / "fleet"), data), random.Random(seed))
     try:
         run.world.up()
@@ -304,15 +305,15 @@ def run_once(template: LocalFleet, directory: Path, seed: int, data: Devices) ->
 def main() -> int:
     parser = argparse.ArgumentParser(prog="random_ops")
     parser.add_argument("runs", type=int, nargs="?", default=20)
-    parser.add_argument("--seed", type=int, default=1, help="of the first run; the next has the next")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first run; each run adds 1")
     parser.add_argument(
-        "--weeks", type=int, default=DATA.weeks, help="how much data; a year takes 4 min a run"
+        "--weeks", type=int, default=DATA.weeks, help="weeks of data; a year takes 4 min per run"
     )
     given = parser.parse_args()
     data = dataclasses.replace(DATA, weeks=given.weeks)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the fleet is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the fleet is stopped
     root = Path(tempfile.mkdtemp(prefix="random-ops-"))
-    print(f"in {root}; a template is loaded", flush=True)
+    print(f"loading the template in {root}", flush=True)
     template = make_template(root / "template", data)
     for seed in range(given.seed, given.seed + given.runs):
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A change as planned and as it went, with whoever ordered it killed: the agents finish by themselves."""
+"""A change compared with its plan, with iotctl and the Spark driver killed: the agents complete it."""
 
 import signal
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ SLOW, FAST = "8KB/s", "200MB/s"
 
 @dataclass
 class Added:
-    """What adding node6 after node2 was planned to be and became."""
+    """Plan and result of adding node6 after node2."""
 
     world: World
     nonempty: int
     rows: int
     plan: dict[str, Any]
-    """The command's JSON."""
+    """The JSON output of the command."""
 
     operation: Operation
     received: dict[str, int]
@@ -35,14 +35,14 @@ class Added:
 
 @pytest.fixture(scope="module")
 def added(make_world: MakeWorld) -> Iterator[Added]:
-    """`iotctl cluster add-node` and the Spark driver of `iotctl migrate`, both SIGKILLed in MOVING."""
+    """`iotctl cluster add-node` and the Spark driver of `iotctl migrate`, both SIGKILLed in stage COPYING."""
     world = make_world("change")
     nonempty, rows = world.nonempty_slots(), world.rows()
     plan = world.iotctl("plan", "add-node", "node6", "--after", "node2", "-o", "json")
     assert plan.code == 0, plan.err
     iotctl = world.process("cluster", "add-node", "node6", "--after", "node2", "--yes")
     operation = world.open_operation()
-    # Paused until the rate is set, else all may have moved before anybody is killed.
+    # Paused until the rate is set: otherwise everything could be copied before the kill.
     assert world.iotctl("ops", "pause", operation.id).code == 0
     world.wait_stage(operation.id, Stage.MOVING)
     assert world.iotctl("ops", "set", operation.id, "--rate", SLOW).code == 0
@@ -58,7 +58,7 @@ def added(make_world: MakeWorld) -> Iterator[Added]:
         found = world.operation(operation.id)
         return found is not None and found.lease is not None
 
-    until(leased, 90.0, lambda: f"the driver takes no lease: {world.said_by(driver)}")
+    until(leased, 90.0, lambda: f"the driver does not take the lease: {world.said_by(driver)}")
     kill_session(driver)
     killed.append(_stage(world, operation.id))
     assert world.iotctl("ops", "set", operation.id, "--rate", FAST).code == 0
@@ -68,13 +68,13 @@ def added(make_world: MakeWorld) -> Iterator[Added]:
 
 
 def _stage(world: World, operation: str) -> Stage:
-    found = until(lambda: world.operation(operation), 10.0, lambda: "nobody tells the operation")
+    found = until(lambda: world.operation(operation), 10.0, lambda: "no node reports the operation")
     assert isinstance(found, Operation)
     return found.stage
 
 
 def test_agents_finish_an_add_whose_iotctl_and_spark_driver_were_killed(added: Added) -> None:
-    """Both were killed in MOVING and never came back; the operation is DONE and every row is there."""
+    """Both were killed in COPYING and not restarted; the operation is DONE and no row is missing."""
     assert added.stage_at_kills == [Stage.MOVING, Stage.MOVING]
     assert added.operation.state() == "done"
     assert added.world.rows() == added.rows
@@ -92,8 +92,8 @@ def test_slots_moved_are_the_lower_bound_and_the_table_is_even(added: Added) -> 
 
 
 def test_received_bytes_are_those_planned(added: Added) -> None:
-    """Within 2 % of the plan, catch-up included, on a cluster with at least 1 500 non-empty slots; every
-    member that gains something received some of it."""
+    """Within 2 % of the plan, including catch-up, on a cluster with at least 1 500 non-empty slots; every
+    gaining member received bytes."""
     assert added.nonempty >= NONEMPTY_MIN
     planned, received = added.plan["summary"]["bytes_copied"], sum(added.received.values())
     assert received == pytest.approx(planned, rel=0.02)
@@ -101,8 +101,9 @@ def test_received_bytes_are_those_planned(added: Added) -> None:
         assert added.received[node] > 0, (node, added.received)
 
 
-def test_groups_of_an_add_after_node2_are_the_derivation(added: Added) -> None:
-    """{1,2,3} -> {1,2,6}; {2,3,4} -> {2,6,3}; new {6,3,4}; the others as they were: in plan and cluster."""
+def test_the_groups_after_the_add_follow_from_the_ring(added: Added) -> None:
+    """{1,2,3} -> {1,2,6}; {2,3,4} -> {2,6,3}; new {6,3,4}; the others are unchanged, in the plan and in the
+    cluster."""
     changes = {g["group"]: (g["joins"], g["leaves"]) for g in added.plan["group_changes"]}
     assert changes == {
         "node1": (["node6"], ["node3"]),
@@ -120,14 +121,14 @@ def test_groups_of_an_add_after_node2_are_the_derivation(added: Added) -> None:
 
 
 def test_replicas_are_equal_at_hash_depth_after_the_add(added: Added) -> None:
-    """Every replica of every group re-reads its bytes and finds what all have recorded."""
+    """Every replica of every group reads its files, and their hashes equal the recorded ones."""
     found = added.world.iotctl("verify", "--depth", "hash", "-o", "json")
     assert found.code == 0, found.out + found.err
     assert found.json["replicas_compared"] == 18 and not found.json["mismatches"]
 
 
 def test_migrate_verify_moves_verifies_and_signs_off(added: Added) -> None:
-    """`iotctl migrate --verify`, exactly so, ends a removal that waits for it, at content depth."""
+    """`iotctl migrate --verify` without other options completes a waiting removal, at depth content."""
     world = added.world
     begun = world.iotctl("cluster", "remove-node", "node6", "--verify", "--no-migrate", "--yes", "-o", "json")
     assert begun.code == 0, begun.err
@@ -146,8 +147,8 @@ def test_migrate_verify_moves_verifies_and_signs_off(added: Added) -> None:
     assert world.rows() == added.rows
 
 
-def test_a_terminated_wait_says_how_to_go_on(added: Added) -> None:
-    """SIGTERM ends a waiting iotctl with 143 and the next command; the cluster does not care."""
+def test_a_terminated_wait_names_the_command_to_continue(added: Added) -> None:
+    """SIGTERM ends a waiting iotctl with exit 143 and the next command; the cluster is not affected."""
     waiting = added.world.process("cluster", "wait", "--for", "op=op-none")
     assert waiting.wait(30) == 5, added.world.said_by(waiting)
     watching = added.world.process("cluster", "status", "--watch")

@@ -1,4 +1,5 @@
-"""Three real agents that close all the time: files stay few, deletes and a TTL end, replicas stay equal."""
+"""Three real agents that close frequently: few files remain, deletes and a TTL take effect, replicas are
+equal."""
 
 import time
 from collections import Counter
@@ -40,7 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def replicas(world: World) -> list[list[FileMeta]]:
-    """Every replica's files, group by group."""
+    """The files of every replica, by group."""
     return [
         [f for group in world.cluster.meta().groups for f in world.manifest(group.members[i], group.group)]
         for i in range(3)
@@ -48,8 +49,10 @@ def replicas(world: World) -> list[list[FileMeta]]:
 
 
 def settled(world: World, rows: int) -> list[FileMeta]:
-    """The files, once all replicas hold the same ones, few a partition, with little more than so many rows
-    in all: those that two files have."""
+    """Wait until all replicas have the same files, few per partition, with about `rows` rows; return them.
+
+    Rows that are in two files count twice.
+    """
 
     def there() -> list[FileMeta] | None:
         first, *others = [sorted(files, key=lambda f: f.name) for files in replicas(world)]
@@ -57,14 +60,15 @@ def settled(world: World, rows: int) -> list[FileMeta]:
         equal = all(files == first for files in others)
         return first if few and equal and rows <= sum(f.rows for f in first) <= 1.3 * rows else None
 
-    def told() -> str:
+    def state() -> str:
         return str([[(f.name, f.rows, f.clean) for f in files] for files in replicas(world)])
 
-    return until(there, 120.0, told)  # the process that merges has what the others leave of the processor
+    return until(there, 120.0, state)  # the compacting process has low priority
 
 
 def check_drop(world: World, now: int) -> None:
-    """One with rows is dropped by name only, takes no more writes, is shown to nobody, brings no row back."""
+    """A table with rows is dropped only after confirmation by name; it rejects writes, is not listed, stays
+    empty."""
     words = ("data", "drop", "--storage-group", GROUP, "--table", TABLE)
     unasked = world.iotctl(*words, "--yes")
     assert unasked.code == 5 and "delete 1 rows" in unasked.err, unasked.err
@@ -72,7 +76,7 @@ def check_drop(world: World, now: int) -> None:
     assert dropped.code == 0, dropped.err
     assert not world.iotctl("data", "count", "-o", "json").json["tables"]
     late = pa.table({"time": pa.array([now + 1], pa.int64()), "device": ["a"], "v": [2.5], "w": [8]})
-    with pytest.raises(InvalidInput, match="was dropped"):  # by a client that has seen the table
+    with pytest.raises(InvalidInput, match="was dropped"):  # by a client that has cached the table
         world.cluster.write(GROUP, TABLE, late)
     world.cluster.write(GROUP, TABLE, late, tags=["device"])
     assert found(world) == {("a", now + 1): (2.5, 8)}
@@ -86,7 +90,8 @@ def found(world: World) -> dict[tuple[str, int], tuple[object, object]]:
 
 
 def check_bad_deletes_are_refused(world: World) -> None:
-    """Of a client that does not check them. One in the log would be met by everybody who merges its rows."""
+    """Invalid deletes of a client that does not check them are refused: in the log they would break
+    compaction."""
     group, file = next(
         (g.group, f) for g in world.cluster.meta().groups for f in world.manifest(g.header, g.group)
     )
@@ -101,8 +106,8 @@ def check_bad_deletes_are_refused(world: World) -> None:
 
 
 def test_many_small_closes_leave_few_files_and_every_row(world: World) -> None:
-    """Each round is closed by itself and overwrites a part of the one before; one device is deleted, then
-    all but the rows of today expire."""
+    """Each round is closed separately and overwrites a part of the previous one; then one device is deleted, and
+    all rows except those of today expire."""
     now = int(time.time() * 1000)
     start = now - 3 * DAY_MS
     want: dict[tuple[str, int], tuple[object, object]] = {}
@@ -125,7 +130,7 @@ def test_many_small_closes_leave_few_files_and_every_row(world: World) -> None:
         until(
             lambda: all(g.memtable_bytes == 0 for s in world.statuses().values() for g in s.groups),
             20.0,
-            lambda: "not closed",
+            lambda: "the rows are not closed",
         )
         made |= {f.name for f in replicas(world)[0]}
     assert len(made) > ROUNDS / 2

@@ -1,4 +1,4 @@
-"""Damage on one replica: named, never served, never silently repaired; repaired when told."""
+"""Damage on one replica is reported, never served, and repaired only on request."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def world(make_world: MakeWorld) -> World:
 
 
 def _rows_of(world: World, meta: FileMeta) -> list[object]:
-    """The file's rows as a strong read gives them."""
+    """The file's rows according to a strong read."""
     found = world.cluster.scan(
         meta.partition.storage_group, TABLE, time_from=meta.time_min, time_to=meta.time_max
     )
@@ -38,7 +38,7 @@ def _rows_of(world: World, meta: FileMeta) -> list[object]:
 
 
 def _scan_of(world: World, node: str, group: str, meta: FileMeta) -> RowsScanned | NodeAgentError:
-    """The same rows of this replica alone."""
+    """The same rows, read from this replica only."""
     schema = next(s for s in world.cluster.schemas() if s.storage_group == meta.partition.storage_group)
     spec = ScanSpec(schema, None, meta.time_min, meta.time_max)
     slots = ((meta.slot, meta.slot + 1),)
@@ -53,8 +53,9 @@ def _scan_of(world: World, node: str, group: str, meta: FileMeta) -> RowsScanned
     return reply
 
 
-def test_a_flipped_byte_in_a_stored_file_is_reported_and_served_to_nobody(world: World) -> None:
-    """`verify --depth hash` ends with 7 and names node, slot and file; reads get the rows elsewhere."""
+def test_a_flipped_byte_in_a_stored_file_is_reported_and_never_served(world: World) -> None:
+    """`verify --depth hash` ends with 7 and names node, slot and file; reads get the rows from other
+    replicas."""
     group = world.group_of("node2")
     node = world.leader(group)
     meta = world.manifest(node, group)[0]
@@ -76,7 +77,8 @@ def test_a_flipped_byte_in_a_stored_file_is_reported_and_served_to_nobody(world:
 
 
 def test_a_flipped_byte_is_repaired_from_the_other_replicas(world: World) -> None:
-    """Exit 7, then 0 with `repaired`, then 0; the damaged bytes are kept; the replica serves again."""
+    """Exit 7, then 0 with `repaired`, then 0; the damaged bytes are in quarantine; the replica serves
+    again."""
     group = world.group_of("node3")
     node = world.leader(group)
     meta = world.manifest(node, group)[0]
@@ -98,8 +100,8 @@ def test_a_flipped_byte_is_repaired_from_the_other_replicas(world: World) -> Non
     assert world.iotctl("verify", "--depth", "hash").code == 0
 
 
-def test_a_lost_file_is_put_back_and_two_lost_of_three_are_not(world: World) -> None:
-    """With one whole copy of three left nothing is touched: exit 7, and each is told why."""
+def test_a_missing_file_is_restored_but_not_if_two_of_three_are_missing(world: World) -> None:
+    """With one intact copy of three, nothing changes: exit 7, and each mismatch has a reason."""
     group = world.group_of("node1")
     members = world.members()["node1"]
     meta = world.manifest(members[0], group)[0]
@@ -120,8 +122,8 @@ def test_a_lost_file_is_put_back_and_two_lost_of_three_are_not(world: World) -> 
 
 
 @pytest.mark.spark
-def test_a_value_changed_with_all_that_proves_it_is_found_by_content_alone(world: World) -> None:
-    """`hash` finds nothing wrong with the bytes; `content` names node, slot, series, time, both values."""
+def test_a_consistently_forged_value_is_detected_only_at_depth_content(world: World) -> None:
+    """`hash` reports no mismatch; `content` names node, slot, series, time and both values."""
     group = world.group_of("node4")
     node = next(n for n in world.members()["node4"] if n != world.leader(group))
     meta = world.manifest(node, group)[0]
@@ -153,12 +155,12 @@ def test_a_value_changed_with_all_that_proves_it_is_found_by_content_alone(world
 
 @pytest.mark.spark
 def test_consistent_tampering_is_repaired_at_content_depth(world: World) -> None:
-    """Bytes and manifest row are the majority's again, also after a restart; the forged file is kept."""
+    """Bytes and manifest row equal the majority's, also after a restart; the forged file is in quarantine."""
     group = world.group_of("node4")
     node = next(n for n in world.members()["node4"] if n != world.leader(group))
     forged = world.manifest(node, group)[0]
     good = world.manifest(world.leader(group), group)[0]
-    assert forged.name == good.name and forged != good, "the test before forged it"
+    assert forged.name == good.name and forged != good, "the previous test forged the file"
     bad = world.path_of(node, group, forged).read_bytes()
     words = ("verify", "--depth", "content", "--slot", str(good.slot), "--repair", "--yes", "-o", "json")
     process = world.process(*words)
@@ -179,8 +181,8 @@ def test_consistent_tampering_is_repaired_at_content_depth(world: World) -> None
     assert kept.read_bytes() == bad
 
 
-def test_a_flipped_byte_in_the_middle_of_the_log_stops_that_group_alone(world: World) -> None:
-    """The message names segment, offset, group and indexes; the log keeps its bytes; the rest serves."""
+def test_a_flipped_byte_in_the_middle_of_the_log_stops_only_that_group(world: World) -> None:
+    """The message names segment, offset, group and indexes; the log is not changed; other groups serve."""
     group = world.group_of("node5")
     node = next(n for n in world.members()["node5"] if n != world.leader(group))
     _write_into(world, group)
@@ -208,16 +210,16 @@ def test_a_flipped_byte_in_the_middle_of_the_log_stops_that_group_alone(world: W
     assert groups and all(g.state == "running" for g in groups.values()), groups
     at = block.head.offset
     assert segment.stat().st_size >= size
-    assert segment.read_bytes()[at : block.head.end] == damaged[at : block.head.end], "the log was mended"
+    assert segment.read_bytes()[at : block.head.end] == damaged[at : block.head.end], "the log was changed"
     status = world.iotctl("cluster", "status", "-o", "json")
     problems = [p for p in status.json["problems"] if p["node"] == node and p["group"] == group]
     assert problems and problems[0]["severity"] == "error" and str(first) in problems[0]["message"]
     assert not status.json["healthy"]
-    assert world.rows() > 0, "the other members serve the group"
+    assert world.rows() > 0, "the other members do not serve the group"
 
 
 def _write_into(world: World, group: str) -> None:
-    """`WRITTEN` entries into slots of one group, one after the other."""
+    """Write `WRITTEN` entries into slots of one group, one after the other."""
     written = 0
     for meta in world.manifest(group.partition(".")[0], group)[:WRITTEN]:
         device = "d" + meta.partition.storage_group.removeprefix("root.site") + "-0000"
@@ -228,7 +230,7 @@ def _write_into(world: World, group: str) -> None:
 
 
 def _middle(log: Path, group: str) -> tuple[Path, Block, int, int]:
-    """A block amid those just written that holds entries of `group` and nothing else."""
+    """Return a block from the middle of the latest ones that contains only entries of `group`."""
     found = []
     for path in sorted(log.glob("*.log")):
         with memoryview(path.read_bytes()) as buffer:

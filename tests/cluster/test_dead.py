@@ -1,4 +1,4 @@
-"""Nodes that die for good, in the middle of a change and outside one, and a node that is replaced."""
+"""Nodes that are permanently lost, during a change and without one, and a node that is replaced."""
 
 import re
 import shutil
@@ -24,8 +24,8 @@ def world(make_world: MakeWorld) -> Iterator[World]:
     yield world
 
 
-def bury(world: World, *words: str) -> None:
-    """Refused while the node was heard lately; done when it has been silent for long enough."""
+def remove_dead(world: World, *words: str) -> None:
+    """The command is refused while the node was heard from recently, and succeeds after enough silence."""
     said = world.iotctl("cluster", *words, "--dead", "--confirm", "plant")
     assert said.code == 5 and "is not dead" in said.err, said.err
     time.sleep(SILENT_MS / 1000)
@@ -33,38 +33,38 @@ def bury(world: World, *words: str) -> None:
     assert said.code == 0, said.err
 
 
-def check_whole(world: World, *gone: str) -> None:
-    """All rows, equal on R replicas, none of them on a node that is gone."""
+def check_complete(world: World, *gone: str) -> None:
+    """All rows exist, are equal on R replicas, and no removed node is a member."""
     until(lambda: world.status().healthy, 60.0, lambda: str(world.status().problems))
     assert all(len(m) == 3 and not set(m) & set(gone) for m in world.members().values()), world.members()
     said = world.iotctl("verify", "--depth", "hash")
     assert said.code == 0, said.out + said.err
 
 
-def test_a_member_that_dies_for_good_in_a_change_is_left_behind_and_then_removed(world: World) -> None:
-    """node6 is being added when a member of its group dies: the change ends without it, then it goes."""
+def test_a_member_lost_during_a_change_is_removed_after_the_change(world: World) -> None:
+    """A member of node6's group dies while node6 is added: the change ends without it, then it is removed."""
     load = world.load()
     said = world.iotctl("cluster", "add-node", "node6", "--yes", "--no-wait", "-o", "json")
     assert said.code == 0, said.err
     operation = said.json["operations"][0]
-    paused = world.iotctl("ops", "pause", operation)  # else it may be over before anybody is killed
+    paused = world.iotctl("ops", "pause", operation)  # otherwise it may end before the kill
     assert paused.code == 0, paused.err
     record = world.wait_stage(operation, Stage.MOVING)
     world.reconnect()
     victim = record.created_members[1]
     assert world.fleet.kill(victim)
     steer(world.cluster, operation, "resume", "tester")
-    bury(world, "remove-node", victim)
+    remove_dead(world, "remove-node", victim)
     amended = world.operation(operation)
     assert amended is not None and amended.stage is Stage.DONE and amended.dead == [victim]
     assert victim not in world.cluster.meta().ring and victim not in world.fleet.spec_path.read_text()
     assert world.check_load(load) > 0
-    check_whole(world, victim)
+    check_complete(world, victim)
     world.victim = victim
 
 
-def test_what_returns_of_a_dead_node_is_not_heard(world: World) -> None:
-    """Its directory lies aside; started from there it is refused by everybody, and nothing changes."""
+def test_a_returning_dead_node_is_refused(world: World) -> None:
+    """Its directory was moved aside; an agent started there is refused by every node, and nothing changes."""
     before = world.members()
     aside = next((world.fleet.directory / "removed").glob(f"{world.victim}-*"))
     home = world.fleet.directory / world.victim
@@ -79,7 +79,7 @@ def test_what_returns_of_a_dead_node_is_not_heard(world: World) -> None:
     assert world.members() == before and world.status().healthy
 
 
-def test_a_node_that_is_listed_instead_of_another_takes_its_place(world: World) -> None:
+def test_a_node_listed_instead_of_another_takes_its_place(world: World) -> None:
     ring = world.cluster.meta().ring
     slots = {n.id: n.slots for n in world.status().nodes}
     old = next(n for n in ring if n != "node6")
@@ -99,18 +99,18 @@ def test_a_node_that_is_listed_instead_of_another_takes_its_place(world: World) 
     }
     names = [n.name for n in world.fleet.nodes()]
     assert "node7" in names and old not in names
-    check_whole(world, old)
+    check_complete(world, old)
     assert world.rows() >= world.rows_before
 
 
-def test_a_node_whose_disk_was_wiped_comes_back_under_its_name(world: World) -> None:
+def test_a_node_with_a_wiped_disk_rejoins_under_its_name(world: World) -> None:
     before = world.cluster.meta()
     victim = before.ring[1]
     load = world.load()
     assert world.fleet.kill(victim)
     home = world.fleet.directory / victim
     shutil.rmtree(home / "data")
-    bury(world, "replace-node", victim, victim)
+    remove_dead(world, "replace-node", victim, victim)
     world.reconnect()
     after = world.cluster.meta()
     assert after.ring == before.ring
@@ -118,32 +118,32 @@ def test_a_node_whose_disk_was_wiped_comes_back_under_its_name(world: World) -> 
     assert old.incarnation != new.incarnation and new.state == "active"
     assert victim in world.fleet.spec_path.read_text()
     assert world.check_load(load) > 0
-    check_whole(world)
+    check_complete(world)
     assert all(n.slots for n in world.status().nodes)
 
 
-def test_a_node_that_dies_while_it_leaves_has_left(world: World) -> None:
-    """The change that is open is its own removal: when it is over nothing is left to do."""
+def test_the_removal_of_a_node_that_dies_during_it_completes(world: World) -> None:
+    """The open change is the node's own removal: once it has ended, nothing is left to do."""
     leaver = "node6"
     said = world.iotctl(
         "cluster", "remove-node", leaver, "--yes", "--no-wait", "--rate", "10KB/s", "-o", "json"
     )
     assert said.code == 0, said.err
     operation = said.json["operations"][0]
-    world.wait_stage(operation, Stage.FORMAL)  # so slow that it is in there when the node is given up
+    world.wait_stage(operation, Stage.FORMAL)  # so slow that the stage lasts until the node is declared dead
     assert world.fleet.kill(leaver)
     time.sleep(SILENT_MS / 1000)
     removing = world.process("cluster", "remove-node", leaver, "--dead", "--confirm", "plant")
 
-    def is_given_up() -> bool:
+    def is_declared_dead() -> bool:
         record = world.operation(operation)
         return record is not None and record.dead == [leaver]
 
-    until(is_given_up, 30.0, lambda: world.said_by(removing))
+    until(is_declared_dead, 30.0, lambda: world.said_by(removing))
     faster = world.iotctl("ops", "set", operation, "--rate", "500MB/s")
     assert faster.code == 0, faster.err
     assert removing.wait(60.0) == 0, world.said_by(removing)
     world.reconnect()
     assert leaver not in world.cluster.meta().ring and leaver not in world.fleet.spec_path.read_text()
     assert leaver not in [n.name for n in world.fleet.nodes()]
-    check_whole(world, leaver)
+    check_complete(world, leaver)

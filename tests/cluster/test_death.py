@@ -1,4 +1,4 @@
-"""Any one agent SIGKILLed while slots move, and started again: nothing acknowledged is lost."""
+"""A single agent is SIGKILLed and restarted while slots move: no acknowledged row is lost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.long, pytest.mark.real]
 SLOW, MEDIUM, FAST = "6KB/s", "60KB/s", "200MB/s"
 PLAN = "removal.yaml"
 TAKERS = {"node3": "node1", "node4": "node4"}
-"""Who holds damaged files -> whose copies begin there."""
+"""Node with damaged files -> node whose copies start from it."""
 DAMAGED_EACH = 3
 
 
 @dataclass
 class Changed:
-    """One operation that went on through the death of some agents."""
+    """An operation that continued through the death of some agents."""
 
     operation: Operation
     killed: dict[str, str] = field(default_factory=dict)
@@ -37,15 +37,15 @@ class Story:
     adding: Changed
     acknowledged: int
     damaged: dict[str, set[int]]
-    """node -> slots of whose files it held a damaged copy before the removal"""
+    """node -> slots of which it had a damaged file before the removal."""
 
 
 @pytest.fixture(scope="module")
 def story(make_world: MakeWorld) -> Iterator[Story]:
-    """A writer runs through the removal of node3 and the adding of node6; four agents die, one by one.
+    """A writer runs during the removal of node3 and the addition of node6; four agents die, one by one.
 
-    Before it, files on the leaver and on an overlapping member are damaged: copies of them must come from
-    somewhere else.
+    Before that, files on the leaving node and on an overlapping member are damaged: they must be copied from
+    another holder.
     """
     world = make_world("death")
     rows = world.rows()
@@ -54,7 +54,9 @@ def story(make_world: MakeWorld) -> Iterator[Story]:
 
     removal = _begin(world, "apply", PLAN, rate=MEDIUM)
     until(
-        lambda: all(_asked_again(world, n) for n in TAKERS.values()), 30.0, lambda: "the damage was not found"
+        lambda: all(_retried_pull(world, n) for n in TAKERS.values()),
+        30.0,
+        lambda: "the damage was not detected",
     )
     _set_rate(world, removal, SLOW)
     move = removal.operation.moves[0]
@@ -66,7 +68,7 @@ def story(make_world: MakeWorld) -> Iterator[Story]:
 
     adding = _begin(world, "cluster", "add-node", "node6")
     world.reconnect()
-    _kill(world, adding, "newcomer", "node6")
+    _kill(world, adding, "joining node", "node6")
     _kill(world, adding, "meta leader", world.leader("meta"))
     _finish(world, adding)
     acknowledged = world.check_load(load)
@@ -74,9 +76,9 @@ def story(make_world: MakeWorld) -> Iterator[Story]:
 
 
 def _damage_sources(world: World) -> dict[str, set[int]]:
-    """Flip a byte in files of D(node3), as node3 and node4 have them, in slots that are about to move.
+    """Flip a byte in files of D(node3), on node3 and node4, in slots that will move.
 
-    The plan is kept: one made again may move other slots, since it goes by the sizes of that moment.
+    The plan is saved, because a later plan may move other slots: it depends on current sizes.
     """
     group = world.group_of("node3")
     plan = world.iotctl("plan", "remove-node", "node3", "--out", PLAN, "-o", "json")
@@ -93,7 +95,7 @@ def _damage_sources(world: World) -> dict[str, set[int]]:
 
 
 def _begin(world: World, *words: str, rate: str = SLOW) -> Changed:
-    """Slots begin to move when the rate is set, not before."""
+    """Start a change whose slots move only once the rate is set."""
     said = world.iotctl(*words, "--yes", "--no-wait", "--no-migrate", "-o", "json")
     assert said.code == 0, said.err
     begun = Changed(world.wait_stage(said.json["operations"][0], Stage.MOVING))
@@ -106,17 +108,17 @@ def _set_rate(world: World, changed: Changed, rate: str) -> None:
     assert world.iotctl("ops", "set", changed.operation.id, "--rate", rate).code == 0
 
 
-def _asked_again(world: World, node: str) -> bool:
+def _retried_pull(world: World, node: str) -> bool:
     return "pull_again" in (world.fleet.directory / node / "agent.log").read_text()
 
 
 def _kill(world: World, changed: Changed, role: str, node: str) -> None:
-    """SIGKILL in MOVING; the next one dies only after this one serves again."""
+    """SIGKILL a node in COPYING and wait until it serves again."""
     before = world.operation(changed.operation.id)
     assert before is not None and before.stage is Stage.MOVING, before
     world.restart(node)
     changed.killed[role] = node
-    until(lambda: node in world.statuses(), 60.0, lambda: f"{node} does not come back")
+    until(lambda: node in world.statuses(), 60.0, lambda: f"{node} does not restart")
     until(
         lambda: not any(p.code in ("quorum_lost", "no_leader") for p in world.status().problems),
         60.0,
@@ -126,17 +128,18 @@ def _kill(world: World, changed: Changed, role: str, node: str) -> None:
 
 def _finish(world: World, changed: Changed) -> None:
     before = world.operation(changed.operation.id)
-    assert before is not None and before.stage is Stage.MOVING, "everybody died while slots moved"
+    assert before is not None and before.stage is Stage.MOVING, "a node was killed after the slots had moved"
     _set_rate(world, changed, FAST)
     changed.operation = world.wait_stage(changed.operation.id, Stage.DONE, 120.0)
 
 
 def test_operations_complete_through_the_death_of_each_role(story: Story) -> None:
-    """Newcomer, losing leader, meta leader and overlapping member died in MOVING; both changes are DONE."""
+    """Joining node, losing leader, meta leader and overlapping member died in COPYING; both changes are
+    DONE."""
     assert set(story.removal.killed) | set(story.adding.killed) == {
         "losing leader",
         "overlapping member",
-        "newcomer",
+        "joining node",
         "meta leader",
     }
     for changed in (story.removal, story.adding):
@@ -145,14 +148,14 @@ def test_operations_complete_through_the_death_of_each_role(story: Story) -> Non
             assert sum(c.bytes_received for c in changed.operation.copies if c.node == node) > 0, node
 
 
-def test_acknowledged_rows_are_all_there(story: Story) -> None:
-    """Those of the writer that ran through everything, and those from before."""
+def test_no_acknowledged_row_is_lost(story: Story) -> None:
+    """Rows of the writer that ran during all changes, and earlier rows."""
     assert story.acknowledged > 0
     assert story.world.rows() == story.rows + story.acknowledged
 
 
-def test_groups_of_the_removal_of_node3_are_the_derivation(story: Story) -> None:
-    """{3,4,5} goes; {1,2,3} -> {1,2,4}; {2,3,4} -> {2,4,5}; the others as they were."""
+def test_the_groups_after_the_removal_of_node3_follow_from_the_ring(story: Story) -> None:
+    """{3,4,5} is deleted; {1,2,3} -> {1,2,4}; {2,3,4} -> {2,4,5}; the others are unchanged."""
     operation = story.removal.operation
     assert {c.group.partition(".")[0]: set(c.after) for c in operation.changes} == {
         "node1": {"node1", "node2", "node4"},
@@ -163,18 +166,18 @@ def test_groups_of_the_removal_of_node3_are_the_derivation(story: Story) -> None
     assert moved == 2_000
 
 
-def test_copies_of_damaged_files_came_from_another_holder(story: Story) -> None:
-    """A wrong hash is fetched again, from elsewhere; an own copy that is damaged is replaced likewise."""
+def test_damaged_files_are_copied_from_another_holder(story: Story) -> None:
+    """A file with a wrong hash is fetched from another holder; so is a member's own damaged copy."""
     copies = story.removal.operation.copies
     for node, slots in story.damaged.items():
         taker = TAKERS[node]
         mine = [c for c in copies if c.node == taker and slots & set(to_slots(c.slots))]
         assert mine, (taker, slots)
-        assert _asked_again(story.world, taker), taker
+        assert _retried_pull(story.world, taker), taker
 
 
 def test_replicas_are_equal_at_hash_depth_after_deaths(story: Story) -> None:
-    """And none of them holds a damaged file."""
+    """No replica has a damaged file either."""
     story.world.wait_healthy()
     found = story.world.iotctl("verify", "--depth", "hash", "-o", "json")
     assert found.code == 0, found.out[-3000:] + found.err

@@ -1,4 +1,4 @@
-"""Real agents on real disks that are filled on all three at once."""
+"""Three real agents on real disks that fill up at the same time."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from tests.cluster.full_disk import run, why_not
 pytestmark = pytest.mark.real
 
 
-def test_disks_that_fill_together_stop_nobody_for_good(tmp_path: Path) -> None:
-    """All agents live, lead and refuse rows with the reason, also one that is killed and started meanwhile;
-    with more room they take rows again by themselves, and nothing acknowledged is missing."""
+def test_agents_resume_after_all_disks_were_full(tmp_path: Path) -> None:
+    """All agents run, lead and reject rows with the reason, including an agent that is killed and restarted.
+    With more space they accept rows again, and no acknowledged row is missing."""
     why = why_not()
     if why:
         pytest.skip(why)

@@ -1,4 +1,5 @@
-"""Bad input, wrong identities, dead majorities: a clear answer each time, and the nodes keep serving."""
+"""Invalid input, wrong identities, lost majorities: each gets a clear error, and the nodes continue to
+serve."""
 
 import asyncio
 import json
@@ -56,7 +57,7 @@ def world(make_world: MakeWorld) -> World:
 
 
 def _serves(world: World, name: str) -> None:
-    """The same process as before answers, and its groups run."""
+    """Check that the same process still answers and that its groups run."""
     pid, status = world.pid(name), world.statuses().get(name)
     assert status is not None and world.pid(name) == pid
     assert all(g.state == "running" for g in status.groups)
@@ -71,7 +72,7 @@ def _pem(identity: Identity) -> Identity:
 
 
 def _dial(world: World, hello: Hello, identity: Identity) -> None:
-    """Connect to node1 as `hello`; raises what the node answered."""
+    """Connect to node1 with `hello`; raises the error that the node returns."""
 
     async def connect() -> None:
         context = client_context(identity)
@@ -81,11 +82,11 @@ def _dial(world: World, hello: Hello, identity: Identity) -> None:
     asyncio.run(asyncio.wait_for(connect(), 20))
 
 
-# --- what comes over the wire ------------------------------------------------------------------------
+# --- input from the network --------------------------------------------------------------------------
 
 
 def test_random_bytes_on_the_port_end_that_connection_only(world: World) -> None:
-    """Neither plain noise nor noise inside TLS disturbs the node."""
+    """Neither plain random bytes nor random bytes inside TLS affect the node."""
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", _port(world, "node1")), timeout=10) as link:
             link.sendall(os.urandom(65_536))
@@ -98,14 +99,14 @@ def test_random_bytes_on_the_port_end_that_connection_only(world: World) -> None
 
 
 def test_an_oversized_frame_is_refused_by_its_announced_length(world: World) -> None:
-    """Before and after the hello; nothing is allocated for it, the answer says what is allowed."""
+    """Before and after the hello; nothing is allocated for the frame, and the error names the limit."""
     with _secure(world) as link:
         link.sendall(HEAD.pack(FRAME_BYTES_MAX + 2, Kind.REQUEST))
         assert b"bytes was announced" in _drain(link)
     with _secure(world) as link:
         hello = msgspec.msgpack.encode(Hello(PROTOCOL, "admin", _operator(world)))
         link.sendall(HEAD.pack(len(hello) + 1, Kind.HELLO) + hello)
-        assert link.recv(4_096), "no hello came back"
+        assert link.recv(4_096), "no hello was received"
         link.sendall(HEAD.pack(FRAME_BYTES_MAX + 2, Kind.REQUEST))
         assert b"bytes was announced" in _drain(link)
     _serves(world, "node1")
@@ -128,7 +129,7 @@ def _secure(world: World) -> ssl.SSLSocket:
 
 
 def _drain(link: socket.socket) -> bytes:
-    """What the node still says before it hangs up (which it does)."""
+    """Receive everything until the node closes the connection."""
     said = b""
     try:
         while chunk := link.recv(65_536):
@@ -139,7 +140,7 @@ def _drain(link: socket.socket) -> bytes:
 
 
 def test_a_certificate_of_another_authority_is_refused(world: World, tmp_path: Path) -> None:
-    """Exit 4 and a text about the certificate, not about a network that does not answer."""
+    """Exit 4 with a message about the certificate, not about an unreachable node."""
     other = create_authority("elsewhere")
     write_identity(tmp_path / "other", issue(other, "mallory", "admin"), other.cert)
     said = world.iotctl(
@@ -151,8 +152,8 @@ def test_a_certificate_of_another_authority_is_refused(world: World, tmp_path: P
     _serves(world, "node1")
 
 
-def test_a_name_that_is_not_the_certificate_s_is_refused(world: World) -> None:
-    """A peer is who its certificate says."""
+def test_a_name_that_differs_from_the_certificate_is_refused(world: World) -> None:
+    """The certificate determines the identity of a peer."""
     hello = Hello(PROTOCOL, "node", "node2", "i1", "")
     with pytest.raises(Forbidden, match="its certificate says admin"):
         _dial(world, hello, identity_in(world.fleet.directory / "operator"))
@@ -160,7 +161,7 @@ def test_a_name_that_is_not_the_certificate_s_is_refused(world: World) -> None:
 
 
 def test_another_cluster_s_id_is_refused(world: World) -> None:
-    """Naming both clusters."""
+    """The error names both clusters."""
     hello = Hello(PROTOCOL, "admin", _operator(world), "", "another-cluster")
     with pytest.raises(Forbidden, match="belongs to cluster another-cluster"):
         _dial(world, hello, identity_in(world.fleet.directory / "operator"))
@@ -169,15 +170,17 @@ def test_another_cluster_s_id_is_refused(world: World) -> None:
 
 @pytest.mark.parametrize("role", ["node", "admin", "reader"])
 def test_no_request_with_extreme_values_ends_a_node(world: World, role: str) -> None:
-    """Each of some hundred gets its reply on one connection, and every node and group goes on. The node is no
-    member: it may ask for little, and all of it is decoded."""
+    """Hundreds of requests on one connection each get a reply, and every node and group continues.
+
+    The peer with the role `node` is not a member: few of its requests are allowed, but all are decoded.
+    """
     rng = random.Random(role)
     groups = tuple(g.group for g in world.cluster.meta().groups)
     extremes = Extremes(rng, (*groups, "meta", "node1", GROUP, TABLE, TAG))
     key = PartitionKey(GROUP, 0, 0)
     write = Write(groups[0], 1, key, TABLE, 1, "s", 1, 0, 1, b"")
     delete = DeleteRows(groups[0], 1, key, TABLE, "s", 1, 0, (), 0, 1)
-    refused = (GiveUp, BeginChange, SetHolds, PutSchema, Drain)  # what an operator may do to a whole cluster
+    refused = (GiveUp, BeginChange, SetHolds, PutSchema, Drain)  # these affect the whole cluster
     kinds = [k for k in get_args(Request) if k not in refused]
     plain = [extremes.make(rng.choice(kinds)) for _ in range(150)]
     plain += [extremes.mutated(rng.choice((write, delete)), rng.choice((1, 2))) for _ in range(150)]
@@ -214,11 +217,11 @@ def _issued(world: World, name: str, role: str) -> Identity:
     return Identity(pair.cert, pair.key, authority.cert)
 
 
-# --- what operators give -----------------------------------------------------------------------------
+# --- input from operators ----------------------------------------------------------------------------
 
 
 def test_an_unknown_table_is_named(world: World) -> None:
-    """Refused, nothing changed."""
+    """The query is refused and names the table."""
     with pytest.raises(NotFound, match="nope"):
         world.cluster.scan(GROUP, "nope")
     said = world.iotctl("data", "query", "--storage-group", GROUP, "--table", "nope", "-o", "json")
@@ -226,7 +229,7 @@ def test_an_unknown_table_is_named(world: World) -> None:
 
 
 def test_a_value_of_another_type_is_a_mismatch(world: World) -> None:
-    """The column and both types are named; no row of the batch is there."""
+    """The error names the column and both types; no row of the batch is written."""
     before = world.rows()
     rows = pa.table({"time": [EPOCH_MS + 1], TAG: ["d-new"], "pressure": ["high"]})
     with pytest.raises(SchemaMismatch, match="pressure"):
@@ -234,8 +237,9 @@ def test_a_value_of_another_type_is_a_mismatch(world: World) -> None:
     assert world.rows() == before
 
 
-def test_csv_with_bad_rows_is_reported_by_line(world: World, tmp_path: Path) -> None:
-    """Exit 3 with the line and nothing imported; `--on-error skip` imports the rest and warns of each."""
+def test_invalid_csv_rows_are_reported_by_line(world: World, tmp_path: Path) -> None:
+    """Exit 3 with the line and no import; `--on-error skip` imports the other rows and warns of each skipped
+    one."""
     file = tmp_path / "readings.csv"
     file.write_text("time,device,value\n1,a,1.5\nsoon,a,2.5\n3,a,much\n4,a,4.5\n")
     words = ("data", "import", str(file), "--storage-group", "root.csv", "--table", "t", "--tag", "device")
@@ -250,11 +254,11 @@ def test_csv_with_bad_rows_is_reported_by_line(world: World, tmp_path: Path) -> 
     assert [t["rows"] for t in world.cluster.count("root.csv")] == [2]
 
 
-# --- exit codes by real conditions -------------------------------------------------------------------
+# --- exit codes in real situations -------------------------------------------------------------------
 
 
 def test_exit_codes_of_requests_that_change_nothing(world: World, tmp_path: Path) -> None:
-    """2 usage, 3 no cluster file, 5 not confirmed and stale plan, 8 changes are pending."""
+    """2: usage; 3: no cluster file; 5: not confirmed, stale plan; 8: pending changes."""
     assert world.iotctl("cluster", "nonsense").code == 2
     assert world.iotctl("cluster", "status", "--cluster", str(tmp_path / "none.yaml")).code == 3
     refused = world.iotctl("cluster", "remove-node", "node1", "-o", "json")
@@ -269,8 +273,8 @@ def test_exit_codes_of_requests_that_change_nothing(world: World, tmp_path: Path
     assert world.cluster.meta().table_version == version
 
 
-def test_a_write_that_may_or_may_not_be_there_ends_with_9(world: World) -> None:
-    """Its leader took it and lost sight of the other members; afterwards it counts at most once."""
+def test_a_write_with_an_unknown_outcome_exits_with_9(world: World) -> None:
+    """Its leader accepted it and lost contact with the other members; later it exists at most once."""
     group = world.group_of("node1")
     meta = world.manifest("node1", group)[0]
     leader = world.leader(group)
@@ -304,11 +308,11 @@ def test_a_write_that_may_or_may_not_be_there_ends_with_9(world: World) -> None:
     assert found.num_rows in (0, 1)
 
 
-# --- dark ------------------------------------------------------------------------------------------
+# --- outages ---------------------------------------------------------------------------------------
 
 
 def test_sigterm_ends_agents_cleanly_and_a_restart_of_all_keeps_every_row(world: World) -> None:
-    """Also the row that was written last and is only in the log."""
+    """Including the last row, which exists only in the log."""
     at = EPOCH_MS + 13
     world.cluster.write(
         GROUP, TABLE, pa.table({"time": [at], TAG: ["d-last"], "pressure": [2.0]}), tags=[TAG]
@@ -335,8 +339,9 @@ def _is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_with_three_of_five_killed_status_names_what_is_lost(world: World) -> None:
-    """Within 5 s, exit 4, every group without quorum and every node to start; starting them heals."""
+def test_status_names_lost_groups_with_three_of_five_nodes_killed(world: World) -> None:
+    """Within 5 s: exit 4, every group without quorum and every node to start; starting them restores the
+    groups."""
     rows = world.rows()
     dead = ["node1", "node2", "node3"]
     for name in dead:
@@ -370,8 +375,8 @@ RING = {
 }
 
 
-def test_a_wait_that_ends_is_6_and_a_second_change_is_10(world: World) -> None:
-    """The operation goes on; what is busy is named; then it ends by itself."""
+def test_a_wait_timeout_exits_with_6_and_a_second_change_with_10(world: World) -> None:
+    """The operation continues, the error of the second change names it, and it completes."""
     began = world.iotctl(
         "cluster", "add-node", "node6", "--yes", "--rate", "2KB/s", "--timeout", "2s", "-o", "json"
     )

@@ -1,4 +1,4 @@
-"""Directories that lost a part, on real agents: a log, a checkpoint or a name that is gone is noticed."""
+"""Real agents detect directories without a log, a checkpoint or an identity."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +23,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.parametrize(
     "case", [Case(ONE, (LOG,)), Case(TWO, (LOG,)), Case(ONE, (NODE_ID, META)), Case(ONE, (META, GROUP))]
 )
-def test_a_directory_that_lost_a_part_deletes_nothing_and_answers_nothing_wrong(
+def test_an_agent_with_an_incomplete_directory_deletes_nothing_and_gives_no_wrong_answer(
     world: World, case: Case
 ) -> None:
-    """The agent does not start (exit 7, the place, the next command) or the group is damaged; no file goes,
-    a strong count is right or refused, and with the part back all is well."""
+    """The agent does not start (exit 7, with the location and the next command) or the group is damaged.
+
+    No file is deleted, a strong count is correct or refused, and restoring the part repairs everything.
+    """
     check(world, case)

@@ -15,14 +15,14 @@ CHOSEN = (
     Case("add-node", "before:OPEN", "meta leader", "late"),
     Case("remove-node", "after:SEALED", "losing leader", "early"),
     Case("add-node", "before:FORMAL", "losing leader", "late"),
-    Case("remove-node", "after:OPEN", "leaver", "early"),
+    Case("remove-node", "after:OPEN", "leaving node", "early"),
     Case("add-node", "before:MOVING", "overlapping member", "early"),
     Case("remove-node", "after:FORMAL", "meta leader", "early"),
     Case("add-node", "after:MOVING", "iotctl", "early"),
-    Case("remove-node", "before:MOVING", "leaver", "late"),
-    Case("add-node", "after:RELEASED", "newcomer", "late"),
+    Case("remove-node", "before:MOVING", "leaving node", "late"),
+    Case("add-node", "after:RELEASED", "joining node", "late"),
     Case("remove-node", "before:RELEASED", "iotctl", "early"),
-    Case("add-node", "after:FORMAL", "newcomer", "early"),
+    Case("add-node", "after:FORMAL", "joining node", "early"),
     Case("remove-node", "before:RELEASED", "Spark driver", "early"),
 )
 
@@ -37,10 +37,10 @@ def lane(template: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda c: f"{c.kind}-{c.point}-{c.role}-{c.back}")
-def test_a_kill_at_a_point(lane: Lane, case: Case) -> None:
+def test_an_operation_completes_after_a_kill_at_a_failpoint(lane: Lane, case: Case) -> None:
     """The operation is DONE, no acknowledged row is lost, replicas are equal."""
     lane.run(case)
 
 
-def test_the_matrix_has_every_point() -> None:
+def test_the_matrix_has_every_failpoint() -> None:
     assert matrix.POINTS == POINTS and all(c in matrix.cases() and not c.skipped for c in CHOSEN)

@@ -1,4 +1,4 @@
-"""The playbooks that come with iotctl, on real agents: checked, run, and run again without a change."""
+"""The bundled playbooks on real agents: check, run, and a second run without changes."""
 
 import io
 import json
@@ -46,8 +46,10 @@ class Place:
         return code, out.getvalue(), err.getvalue()
 
     def resumed(self, name: str, record: str, *given: str) -> Any:
-        """Ended by Ctrl-C in the step of `record`, and resumed by somebody with an empty home and directory;
-        of a cluster that does not answer yet, only the first machine knows of the run."""
+        """Run, interrupt in the step of `record`, and resume with an empty home directory.
+
+        If the cluster does not answer yet, only the first machine has the record of the run.
+        """
         words = [w for g in given for w in ("--var", g)]
         spec = str(self.directory / "fleet" / "cluster.yaml")
         line = ["--cluster", spec, "playbook", "run", str(PLAYBOOKS / f"{name}.yaml"), *words, "-o", "json"]
@@ -69,7 +71,7 @@ class Place:
         return BlockingCluster.connect(cluster_spec(source, operator_dir(source, {}), {}))
 
     def skew(self) -> None:
-        """Half of what node1 has goes to node2."""
+        """Move half of node1's slots to node2."""
         with self.connect() as cluster:
             slots = to_slots(tuple(r[:2] for r in cluster.meta().owners if r[2] == "node1"))
             gains = (("node2", from_slots(slots[: len(slots) // 2])),)
@@ -108,12 +110,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         ("remove-node", ("node=node5", "depth=manifest"), 1, "intent:remove"),
     ],
 )
-def test_checked_interrupted_resumed_and_run_again(
+def test_a_playbook_is_checked_interrupted_resumed_and_run_twice(
     place: Place, name: str, given: tuple[str, ...], changed: int, record: str
 ) -> None:
     if name == "rebalance":
         place.skew()
-    elif changed:  # of a cluster that is down, or of a plan that is not written, a check cannot know all
+    elif changed:  # without a running cluster or a written plan, a check is incomplete
         checked = place.playbook("check", name, *given)
         assert checked["changed"] == changed and not checked["failed"]
     done = place.resumed(name, record, *given)
@@ -122,8 +124,9 @@ def test_checked_interrupted_resumed_and_run_again(
     assert place.playbook("run", name, *again)["changed"] == 0
 
 
-def test_a_roll_that_was_killed_is_brought_to_its_end(place: Place) -> None:
-    """It left a node draining, and down perhaps; who goes on finds it, also when all else is done."""
+def test_a_killed_rolling_restart_is_completed(place: Place) -> None:
+    """It left a node draining, possibly down; the next run undrains the node even if nothing else is left to
+    do."""
     spec = str(place.directory / "fleet" / "cluster.yaml")
     words = ["--cluster", spec, "cluster", "restart", "--yes"]
     with place.connect() as cluster:
@@ -155,7 +158,7 @@ def test_every_playbook_is_valid_and_has_its_page(place: Place) -> None:
         assert not [n for n in named if f"`{n}`" not in page], path
 
 
-def test_a_node_that_is_down_fails_the_night_and_resume_ends_it(place: Place) -> None:
+def test_nightly_verify_fails_with_a_node_down_and_resumes(place: Place) -> None:
     fleet = LocalFleet(place.directory / "fleet")
     fleet.kill("node2")
     file, report = str(PLAYBOOKS / "nightly-verify.yaml"), place.directory / "report.xml"
@@ -169,8 +172,8 @@ def test_a_node_that_is_down_fails_the_night_and_resume_ends_it(place: Place) ->
     assert code == 0 and [s["state"] for s in json.loads(out)["steps"]] == ["ok"] * 2, err
 
 
-def test_the_workflow_for_ci_verifies_the_cluster(place: Place) -> None:
-    """Its own command, in a checkout that holds nothing but cluster.yaml and the playbooks."""
+def test_the_example_workflow_verifies_the_cluster(place: Place) -> None:
+    """Its command runs in a checkout that contains only cluster.yaml and the playbooks."""
     job = yaml.safe_load((EXAMPLES / "nightly.yml").read_text())["jobs"]["verify"]
     command = next(step["run"] for step in job["steps"] if step.get("name") == "Verify").split()
     fleet, checkout = LocalFleet(place.directory / "fleet"), place.directory / "checkout"
@@ -196,7 +199,7 @@ def test_the_workflow_for_ci_verifies_the_cluster(place: Place) -> None:
 
 
 def test_a_dead_node_is_replaced(place: Place) -> None:
-    """Not before it has been silent for a while; a second run finds it done."""
+    """Only after enough silence; a second run changes nothing."""
     LocalFleet(place.directory / "fleet").kill("node4")
     look = ("cluster", "replace-node", "node4", "node6", "--dead", "--dry-run")
     deadline = time.monotonic() + 60.0

@@ -1,4 +1,4 @@
-"""Reads of much data while its slots are between two groups, on real agents."""
+"""Large reads on real agents during a slot migration."""
 
 from pathlib import Path
 
@@ -18,9 +18,9 @@ STORAGE_GROUP, TABLE = "root.g5", "m"
 ROWS = 600_000
 
 
-def test_a_partition_of_several_pages_is_read_while_it_moves(tmp_path: Path) -> None:
-    """Its older rows come page by page from the group before, under those of the new one, which end at other
-    places: the read ends, and no row is left out or comes twice."""
+def test_a_partition_of_several_pages_is_read_during_its_migration(tmp_path: Path) -> None:
+    """Its older rows come in pages from the previous group and are merged with pages of the new group, which
+    end at other keys: the read ends, and no row is missing or repeated."""
     fleet = Fleet(tmp_path / "fleet")
     world = fleet.world
     try:
@@ -38,9 +38,15 @@ def test_a_partition_of_several_pages_is_read_while_it_moves(tmp_path: Path) -> 
         world.reconnect()
         world.wait_stage(operation.id, Stage.OPEN)
         moved = {slot for move in operation.moves for slot in to_slots(move.slots)}
-        assert moved & set(world.slots([(STORAGE_GROUP, 0)]).values()), "another storage group must be chosen"
+        assert moved & set(world.slots([(STORAGE_GROUP, 0)]).values()), (
+            "no slot of this storage group moves: choose another one"
+        )
 
-        over = [(7_000, -1.0), (7_001, -2.0), (ROWS * 500, -3.0)]  # an older row, one between, one behind
+        over = [
+            (7_000, -1.0),
+            (7_001, -2.0),
+            (ROWS * 500, -3.0),
+        ]  # an existing row, one between rows, one after the last
         new = pa.table({"time": [t for t, _ in over], "d": ["a"] * 3, "v": [v for _, v in over]})
         world.cluster.write(STORAGE_GROUP, TABLE, new)
         wanted = dict(zip(times.tolist(), times.tolist(), strict=True)) | dict(over)
@@ -51,6 +57,6 @@ def test_a_partition_of_several_pages_is_read_while_it_moves(tmp_path: Path) -> 
         assert counted["rows"] == len(wanted)
         assert world.cluster.scan(STORAGE_GROUP, TABLE, limit=20).num_rows == 20
         record = world.operation(operation.id)
-        assert record is not None and record.stage is Stage.OPEN, "it was read too late"
+        assert record is not None and record.stage is Stage.OPEN, "the read ended too late"
     finally:
         world.close()

@@ -1,4 +1,4 @@
-"""Two of five nodes are gone, and with them the majority of two groups; later they turn out to be alive."""
+"""Two of five nodes and the majority of two groups are lost; later the nodes return."""
 
 import time
 from collections.abc import Iterator
@@ -19,8 +19,9 @@ def world(make_world: MakeWorld) -> Iterator[World]:
     yield make_world("recover")
 
 
-def test_two_groups_go_on_with_one_member_each_and_what_returns_is_not_heard(world: World) -> None:
-    """The two stand still instead of dying: their connections outlive it. Every row was on the others too."""
+def test_two_groups_recover_with_one_member_each_and_returning_nodes_are_refused(world: World) -> None:
+    """The two processes are stopped, not killed, so their connections survive. The other nodes have every
+    row."""
     world.close_memtables()
     rows = world.rows()
     ring = world.cluster.meta().ring
@@ -48,7 +49,7 @@ def test_two_groups_go_on_with_one_member_each_and_what_returns_is_not_heard(wor
     for name in dead:
         with pytest.raises(NodeAgentError, match="retired"):
             world.cluster.call(name, GetMeta())
-    assert world.members().keys() == set(ring), "nobody was disturbed"
+    assert world.members().keys() == set(ring), "the returning nodes changed a group"
     for name in dead:
         removed = world.iotctl("cluster", "remove-node", name, "--dead", "--confirm", "plant")
         assert removed.code == 0, removed.err

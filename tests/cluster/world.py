@@ -1,6 +1,6 @@
-"""A fleet of real agents in a directory, and the verbs the tests need.
+"""A fleet of real agents in a directory, with the actions that the tests need.
 
-Every process is found by its own pid file or handle; `close` ends them all, whatever happened before.
+Processes are identified by their pid files or handles; `close` ends all of them in any case.
 """
 
 import io
@@ -41,7 +41,7 @@ DATA = Fleet(storage_groups=40, weeks=52, step_ms=12 * 3_600_000)
 NONEMPTY_MIN = 1_500
 PLACES = 48
 WRITE_PAUSE_S = 0.025
-"""Of a test's writer after each row: it shares its processors with the fleet."""
+"""Pause of the writer after each row: it shares its processors with the fleet."""
 
 POLL_S = 0.05
 
@@ -53,7 +53,7 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class Said:
-    """One finished command line."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -61,18 +61,18 @@ class Said:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The shape differs from command to command."""
+        """The output parsed as JSON; its shape depends on the command."""
         document: dict[str, Any] = json.loads(self.out)
         return document
 
 
 @dataclass(slots=True)
 class World:
-    """See the module. The cluster client is made when first used and lives until `close`."""
+    """A running fleet. The cluster client is created at its first use and lives until `close`."""
 
     fleet: LocalFleet
     data: Fleet = DATA
-    """What was written before."""
+    """The data that the fleet was created with."""
 
     rows_before: int = 0
     victim: str = ""
@@ -94,7 +94,7 @@ class World:
         return until(healthy, timeout_s, lambda: f"not healthy: {self.status().problems}")
 
     def restart(self, name: str) -> None:
-        """SIGKILL, then start again at once."""
+        """SIGKILL the agent and restart it at once."""
         assert self.fleet.kill(name), f"{name} was not running"
         self.fleet.start([name])
 
@@ -105,7 +105,8 @@ class World:
 
     @contextmanager
     def frozen(self, names: Sequence[str]) -> Iterator[None]:
-        """SIGSTOP, and SIGCONT at the end: alive for the kernel, silent for everybody else."""
+        """SIGSTOP the agents, and SIGCONT them at the end: connections stay open, but the agents do not
+        respond."""
         pids = [self.pid(n) for n in names]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -135,7 +136,7 @@ class World:
         return {**os.environ, "IOTCTL_CLUSTER": str(self.fleet.spec_path), "USER": "tester"}
 
     def iotctl(self, *words: str, client: BlockingCluster | None = None) -> Said:
-        """One command line, in this process, without a terminal; `client` is used and closed when given."""
+        """Run a command in this process, without a terminal, with `client` if given, which is then closed."""
         out, err = io.StringIO(), io.StringIO()
         session = Session(out, err, io.StringIO(), self.env, self.fleet.directory.parent)
         if client is not None:
@@ -144,7 +145,7 @@ class World:
         return Said(code, out.getvalue(), err.getvalue())
 
     def process(self, *words: str) -> "subprocess.Popen[bytes]":
-        """The same as a process in a session of its own, ended with the world."""
+        """Run a command as a process in a separate session, which `close` ends."""
         log = (self.fleet.directory.parent / f"iotctl-{len(self._processes)}.log").open("wb")
         with log:
             process = subprocess.Popen(
@@ -176,7 +177,7 @@ class World:
         return self._cluster
 
     def reconnect(self) -> None:
-        """After the spec changed: the client only knows the nodes it was given."""
+        """Create a new client after a change of cluster.yaml, from which a client takes its nodes."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
@@ -188,7 +189,7 @@ class World:
         return {n: s for n, s in self.cluster.statuses(2.0).items() if isinstance(s, NodeStatus)}
 
     def operation(self, operation: str) -> Operation | None:
-        """None while nobody tells."""
+        """None while no node answers."""
         try:
             found = next((o for o in self.cluster.meta().operations if o.id == operation), None)
             return whole(self.cluster, found) if found is not None else None
@@ -202,10 +203,10 @@ class World:
             except NodeAgentError:
                 return None
 
-        return until(opened, 60.0, lambda: "no operation was begun")
+        return until(opened, 60.0, lambda: "no operation was started")
 
     def operation_is_open(self) -> bool:
-        """False also while nobody tells."""
+        """Also False while no node answers."""
         try:
             return any(not o.ended for o in self.cluster.meta().operations)
         except NodeAgentError:
@@ -216,13 +217,13 @@ class World:
             found = self.operation(operation)
             return found if found is not None and found.stage is stage else None
 
-        return until(there, timeout_s, lambda: f"not {stage}: {self._told(operation)}")
+        return until(there, timeout_s, lambda: f"not {stage}: {self._progress(operation)}")
 
-    def _told(self, operation: str) -> str:
-        """For a failure that nobody can look at again: how far it is, and what each agent noted last."""
+    def _progress(self, operation: str) -> str:
+        """Progress of the operation and the last events of each agent, for the message of a failure."""
         found = self.operation(operation)
         if found is None:
-            return "nobody tells"
+            return "no node answers"
         said = [f"{found.stage}, {blocked_on(found)}; {found.last_error}"]
         said.append(f"copies by node: {dict(Counter(c.node for c in found.copies))}")
         for node in self.fleet.nodes():
@@ -234,7 +235,7 @@ class World:
         return "\n".join(said)
 
     def members(self) -> dict[str, tuple[str, ...]]:
-        """Header -> voters, as the group's own leader has them."""
+        """Group owner -> voters, according to the group's leader."""
         return {
             g.group.partition(".")[0]: g.voters
             for s in self.statuses().values()
@@ -263,7 +264,7 @@ class World:
         return self.cluster.manifest(node, group).files
 
     def close_memtables(self) -> None:
-        """Every row in files, on every replica."""
+        """Write all rows in memory to files, on every replica."""
         groups = self.cluster.meta().groups
         views, unread = view_groups(self.cluster, groups, Chosen(), Silent())
         assert not unread and all(v.cut is not None for v in views), unread
@@ -280,15 +281,15 @@ class World:
     # --- a running writer --------------------------------------------------------------------------
 
     def load(self, moving: Collection[int] = ()) -> Load:
-        """A writer and a reader over slots of every group, half of them in `moving` if there are any; stopped
-        with the world at the latest."""
+        """Start a writer and a reader on slots of every group, half of them in `moving` if given; `close`
+        stops them."""
         load = Load(self.connect, TABLE, TAG, self._places(moving), WRITE_PAUSE_S)
         self._loads.append(load)
         load.start()
         return load
 
     def _places(self, moving: Collection[int]) -> dict[Place, str]:
-        """Where a writer writes, and the data group that serves the slot now."""
+        """The places to write, each with the data group that currently serves its slot."""
         # A node that lags still has the table before the last change.
         table = table_of(self.cluster.meta(strong=True))
         groups, weeks = self.data.storage_groups, self.data.weeks
@@ -297,12 +298,12 @@ class World:
             for i in range(groups * weeks)
         )
         moved = [place for place, slot in slots.items() if slot in moving][: PLACES // 2]
-        assert bool(moved) == bool(moving), "no row could be written to a slot that moves"
+        assert bool(moved) == bool(moving), "the writer has no place in a moving slot"
         stay = [place for place, slot in slots.items() if slot not in moving][: PLACES - len(moved)]
         return {place: table.route(slots[place]) for place in (*moved, *stay)}
 
     def slots(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Those that a writer's rows belong to."""
+        """The slots of the rows that a writer writes at these places."""
         settings = self.cluster.meta().settings
         shard = shard_of(["probe"], settings.shards)
         return {
@@ -313,7 +314,7 @@ class World:
         }
 
     def check_load(self, load: Load) -> int:
-        """Stop it; every acknowledged row is there. Returns how many there are."""
+        """Stop the load, check that every acknowledged row exists, and return the number of rows."""
         seen = load.stop()
         self._loads.remove(load)
         assert not seen.missing, seen.missing[:3]
@@ -333,7 +334,7 @@ class World:
 
 
 def flip(path: Path, at: int, length: int = 1) -> None:
-    """Invert bytes in the middle of a file, in a file of its own: hard links keep the old bytes."""
+    """Invert bytes of a file by replacing it with a changed copy, so that hard links retain the old bytes."""
     content = bytearray(path.read_bytes())
     for i in range(at, at + length):
         content[i] ^= 0xFF
@@ -343,7 +344,7 @@ def flip(path: Path, at: int, length: int = 1) -> None:
 
 
 def until(probe: Callable[[], T | None], timeout_s: float, why: Callable[[], str]) -> T:
-    """The first true result of `probe`; fails with `why()` when none comes in time."""
+    """Return the first true result of `probe`; fail with `why()` after the timeout."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = probe()
@@ -354,18 +355,18 @@ def until(probe: Callable[[], T | None], timeout_s: float, why: Callable[[], str
 
 
 def gaining_members(operation: Operation) -> set[str]:
-    """Nodes that must receive bytes: members of a gaining group that did not hold the slots before."""
+    """Nodes that must receive bytes: members of gaining groups that were not holders before."""
     return {n for m in operation.moves for n in m.target_members if n not in m.source_members}
 
 
 def kill_session(process: "subprocess.Popen[bytes]") -> None:
-    """SIGKILL a process and all of its session (a Spark driver has a JVM below it)."""
+    """SIGKILL a process and its session (a Spark driver has a JVM as a child)."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)
 
 
 def copy_of(stopped: LocalFleet, directory: Path) -> LocalFleet:
-    """The same fleet once more, ports included: only one of them may run at a time."""
+    """Copy a fleet with its ports: only one of the copies may run at a time."""
     shutil.copytree(stopped.directory, directory)
     return LocalFleet(directory)

@@ -1,6 +1,6 @@
-"""Every struct that is stored or sent: an upgrade must go on reading it, and an older node what is sent now.
+"""Every struct that is stored or sent: later releases must read it, and older nodes read current messages.
 
-A room that stores or sends something new adds a line to `FORMATS`. `make golden VERSION=…` freezes them all.
+A package that stores or sends a new struct adds a line to `FORMATS`; `make golden VERSION=…` freezes all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,7 +64,7 @@ FORMATS: Mapping[str, Any] = {
     "iotctl.status": SlotsView,
     "iotctl.process": PidFile,
 }
-"""Room and name -> a struct, or a union of structs told apart by their tags."""
+"""Package and name -> a struct, or a union of structs with different tags."""
 
 AS_JSON = frozenset({"directory.node", "directory.log", "directory.seen"}) | {
     name for name in FORMATS if name.startswith("iotctl.")
@@ -82,11 +82,11 @@ def decode(name: str, content: bytes) -> Any:
 
 
 def structs_of(name: str) -> Iterator[type[msgspec.Struct]]:
-    """The struct of a format, or those of its union."""
+    """The struct of a format, or the members of its union."""
     found = FORMATS[name]
     yield from get_args(found) or (found,)
 
 
 def label(struct: type[msgspec.Struct]) -> str:
-    """Its place in the code at the time it is asked."""
+    """The module and name of a struct in the current code."""
     return f"{struct.__module__}.{struct.__qualname__}"

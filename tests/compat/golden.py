@@ -1,11 +1,11 @@
-"""What a release stores and sends, kept as it was: `make golden VERSION=0.1.0`, once, when it is tagged.
+"""Reference data of a release: `make golden VERSION=0.1.0` writes it once, when the release is tagged.
 
-    VERSION/FORMAT.json        a format's shape, and for each struct of it a value and its bytes
-    VERSION/directory.tar.xz   what a node left that was killed: files, deletes, and rows in the log alone
+    VERSION/FORMAT.json        a format's shape, and a value and its bytes for each of its structs
+    VERSION/directory.tar.xz   the directory of a killed node: files, deletes, and rows only in the log
     VERSION/TABLE.arrow        the rows of each table in it
     VERSION/nodeagent.whl      the agent, to upgrade it to later releases
 
-Nothing here is ever written again: later releases are measured by it.
+These files never change: later releases are tested against them.
 """
 
 import argparse
@@ -33,15 +33,15 @@ HERE = Path(__file__).parent
 DIRECTORY, WHEEL = "directory.tar.xz", "nodeagent.whl"
 NODE = "node1"
 HOST, PORTS = "127.41.7.1", [24_701, 24_702]
-"""The node's record in its own metadata names them: a copy of the directory runs there or nowhere."""
+"""The node's metadata contains its address, so a copy of the directory must use the same one."""
 
-NOT_KEPT = ("LOCK", "agent.log", "agent.pid", "node.yaml", "tls")
-"""Of a node's directory: what another installation of it has of its own."""
+LEFT_OUT = ("LOCK", "agent.log", "agent.pid", "node.yaml", "tls")
+"""Files in a node's directory that belong to the installation."""
 
 STORAGE_GROUP = "root.plant"
 DEVICES, STEPS, STEP_MS = 3, 40, 6 * 3_600_000
 DELETED = (7 * STEP_MS, 11 * STEP_MS)
-"""Times (ms), both included."""
+"""First and last deleted time (ms)."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Sample(msgspec.Struct, frozen=True):
     """As JSON."""
 
     content: str
-    """What is stored or sent, in base64."""
+    """The stored or sent bytes, in base64."""
 
 
 class Golden(msgspec.Struct, frozen=True):
@@ -57,11 +57,11 @@ class Golden(msgspec.Struct, frozen=True):
 
     shapes: shapes.Shapes
     samples: dict[str, Sample]
-    """By the struct's tag; "" for a format of one struct."""
+    """By the struct's tag; "" if the format is a single struct."""
 
 
 def releases() -> list[Path]:
-    """The oldest first."""
+    """The directories of all releases, oldest first."""
     found = [p for p in HERE.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", p.name)]
     return sorted(found, key=lambda p: [int(number) for number in p.name.split(".")])
 
@@ -71,7 +71,7 @@ def load(path: Path) -> Golden:
 
 
 def golden(name: str) -> Golden:
-    """The format as this release has it."""
+    """The format in the current release."""
     made: dict[str, Sample] = {}
     for struct in formats.structs_of(name):
         value = samples.sample(struct)
@@ -83,13 +83,13 @@ def golden(name: str) -> Golden:
 
 @contextmanager
 def fleet_of(directory: Path, kept: Path | None = None) -> Iterator[World]:
-    """A running fleet of one node, which goes on with a directory that a release left, if one is given."""
+    """Run a fleet of one node, starting with the directory of a release if one is given."""
     fleet = local.LocalFleet(directory)
     with mock.patch.multiple(local, LOOPBACK=HOST, take_ports=lambda *_, **__: PORTS):
         fleet.create(ClusterSettings(name="plant", replicas=1), 1, node_settings={"segment_bytes": 1 << 20})
     if kept is not None:
         with tarfile.open(kept) as archive:
-            # As an argument it is known from 3.11.4 on.
+            # The argument exists since 3.11.4.
             archive.extraction_filter = getattr(tarfile, "data_filter", None) or (lambda member, path: member)
             archive.extractall(directory / NODE)
     world = World(fleet)
@@ -101,7 +101,7 @@ def fleet_of(directory: Path, kept: Path | None = None) -> Iterator[World]:
 
 
 def rows(first: int) -> pa.Table:
-    """A row of each device for each step from `first` on, with a column of every type, some of them empty."""
+    """One row per device and step from `first` on, with a column of every type; some values are null."""
     count = DEVICES * STEPS
     ordinal = [first + i // DEVICES for i in range(count)]
     empty = [i % 5 == 0 for i in range(count)]
@@ -122,7 +122,7 @@ def rows(first: int) -> pa.Table:
 
 
 def fill(world: World) -> None:
-    """Rows in files and deletes, closed again; then rows and a delete that only the log has."""
+    """Write rows and deletes and close them to files; then write rows and a delete that stay in the log."""
     cluster = world.cluster
     for first in (0, STEPS):
         cluster.write(STORAGE_GROUP, "pump", rows(first), tags=["device"])
@@ -150,7 +150,7 @@ def make_directory(to: Path) -> None:
             assert world.fleet.kill(NODE), f"{NODE} was not running"
         with tarfile.open(to / DIRECTORY, "w:xz") as archive:
             for part in sorted((home / "fleet" / NODE).iterdir()):
-                if part.name not in NOT_KEPT:
+                if part.name not in LEFT_OUT:
                     archive.add(part, part.name)
     finally:
         shutil.rmtree(home)

@@ -1,6 +1,6 @@
-"""Values of a struct in which every field says something: none is its default, none is empty.
+"""Sample values of a struct: no field has its default and none is empty.
 
-Made from the types alone, so that they are the same in every run.
+Only the types determine the values, so they are the same in every run.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from msgspec import inspect
 Collection = inspect.ListType | inspect.SetType | inspect.FrozenSetType | inspect.VarTupleType
 
 DEPTH_MAX = 12
-"""A struct that holds its own kind ends there."""
+"""Maximum depth of a recursive struct."""
 
 
 def sample(kind: type[msgspec.Struct]) -> Any:

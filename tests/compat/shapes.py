@@ -1,8 +1,7 @@
-"""The shape of a stored or sent struct as plain data, and what an upgrade may not change about it.
+"""The shape of a stored or sent struct as plain data, and the changes that a release may not make to it.
 
-A release of today reads what one of yesterday wrote, and one of yesterday reads what today's writes. So a
-field stays, with its name, its type and its default; a new one has a default, and in a struct that is an
-array it comes last; a union and an enum may grow.
+Each release must read what earlier and later ones write. So a field keeps its name, type and default; a new
+field has a default and, in a struct that is an array, comes last; unions and enums may grow.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from msgspec import inspect
 from tests.compat import formats
 
 Shape = Any
-"""Of a type: the name of a plain one, or a list of what it is and what it is made of."""
+"""The name of a plain type, or a list of a container's kind and its parts."""
 
 _PLAIN = {
     inspect.IntType: "int",
@@ -34,7 +33,7 @@ class Field(msgspec.Struct, frozen=True):
     shape: Shape
     required: bool
     default: Any = None
-    """As JSON; null for one that is required."""
+    """As JSON; null if the field is required."""
 
 
 class StructShape(msgspec.Struct, frozen=True):
@@ -44,7 +43,7 @@ class StructShape(msgspec.Struct, frozen=True):
 
 
 class Shapes(msgspec.Struct, frozen=True):
-    """The shape of one format, and of the structs in it by name."""
+    """The shape of one format, and the shapes of its structs by name."""
 
     root: Shape
     structs: dict[str, StructShape]
@@ -80,7 +79,7 @@ def _shape(of: inspect.Type, structs: dict[str, StructShape]) -> Shape:
 def _struct(of: inspect.StructType, structs: dict[str, StructShape]) -> str:
     name = formats.label(of.cls)
     if name not in structs:
-        structs[name] = StructShape(None, False, ())  # a struct may hold its own kind
+        structs[name] = StructShape(None, False, ())  # a struct may be recursive
         fields = tuple(
             Field(f.encode_name, _shape(f.type, structs), f.required, _default(f)) for f in of.fields
         )
@@ -95,13 +94,13 @@ def _default(of: inspect.Field) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it, structs as maps or lists, whatever they are."""
-    bare = msgspec.msgpack.decode(msgspec.msgpack.encode(value))  # what stays encoded is told, too
+    """The value as plain JSON data, with structs as maps or lists."""
+    bare = msgspec.msgpack.decode(msgspec.msgpack.encode(value))  # includes fields that stay encoded
     return msgspec.json.decode(msgspec.json.encode(bare))
 
 
 def differences(old: Shapes, new: Shapes) -> Iterator[str]:
-    """What a release with `new` does not share with one with `old`, each with its place."""
+    """The incompatible changes from `old` to `new`, each with its location."""
     yield from _Comparison(old, new).of("", old.root, new.root)
 
 
@@ -131,7 +130,7 @@ class _Comparison:
                     yield from self.of(where, of_old, of_new)
 
     def _union(self, where: str, old: list[Shape], new: list[Shape]) -> Iterator[str]:
-        """Structs are told apart by their tags, all else by what it is."""
+        """Compare members: structs by their tags, other types by their kind."""
         known = {self._key(shape, self._new): shape for shape in new}
         for shape in old:
             key = self._key(shape, self._old)

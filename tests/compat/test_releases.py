@@ -1,4 +1,4 @@
-"""This build against what earlier releases stored and sent (`golden`)."""
+"""The current build reads the stored and sent data of earlier releases (`golden`)."""
 
 import ast
 import base64
@@ -17,19 +17,19 @@ RELEASES = golden.releases()
 KEPT = [pytest.param(p, id=f"{r.name} {p.stem}") for r in RELEASES for p in sorted(r.glob("*.json"))]
 
 ONE_BUILD = {
-    "nodeagent/storage/parcels.py: _Head": "to a worker process, which has the code of the agent",
+    "nodeagent/storage/parcels.py: _Head": "sent to a worker process of the same build",
     "iotctl/pipeline/content.py: CompareUnit": "within one Spark job",
     "iotctl/pipeline/content.py: UnitOutcome": "within one Spark job",
     "iotctl/pipeline/migrate.py: list[PullResult]": "within one Spark job",
     "iotctl/pipeline/migrate.py: Bundle": "within one Spark job",
     "nodeagent/storage/checkpoint.py: dict[str, msgspec.Raw]": "the names of a checkpoint's parts",
-    "nodeagent/storage/checkpoint.py: bytes": "one of them",
+    "nodeagent/storage/checkpoint.py: bytes": "one part of a checkpoint",
 }
-"""What is decoded and is no format: neither stored nor sent to another build."""
+"""Decoded types that are no format, because they are neither stored nor sent to another build."""
 
 
 def decoded(root: Path) -> Iterator[str]:
-    """`file: type` of every call in the package that makes a struct of msgpack or JSON."""
+    """`file: type` of every call in the package that decodes msgpack or JSON."""
     for path in sorted(root.rglob("*.py")):
         if "testing" in path.parts:
             continue
@@ -49,7 +49,7 @@ def _name(kind: str) -> str:
 
 
 def contains(new: Any, old: Any) -> bool:
-    """Whether all that `old` says is said by `new`, which may say more."""
+    """Return whether `new` contains everything in `old`; it may contain more."""
     if isinstance(old, dict):
         return isinstance(new, dict) and all(k in new and contains(new[k], v) for k, v in old.items())
     if isinstance(old, list):
@@ -62,7 +62,7 @@ def test_there_is_a_release() -> None:
 
 
 def test_every_format_that_is_decoded_is_listed() -> None:
-    """By name: a format may be decoded as a list of its structs."""
+    """Compared by name, because a format may be decoded as a list of its structs."""
     tree = ast.parse(Path(formats.__file__).read_text())
     table = next(n for n in tree.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == "FORMATS")
     assert isinstance(table.value, ast.Dict)
@@ -72,7 +72,7 @@ def test_every_format_that_is_decoded_is_listed() -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda r: r.name)
-def test_no_format_is_forgotten(release: Path) -> None:
+def test_every_format_of_a_release_is_still_listed(release: Path) -> None:
     assert {p.stem for p in release.glob("*.json")} <= set(formats.FORMATS)
 
 
@@ -83,7 +83,7 @@ def test_a_format_only_grows(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", KEPT)
-def test_what_a_release_wrote_is_read(path: Path) -> None:
+def test_the_bytes_of_a_release_decode_to_its_values(path: Path) -> None:
     for tag, sample in golden.load(path).samples.items():
         found = formats.decode(path.stem, base64.b64decode(sample.content))
         assert contains(shapes.plain(found), sample.value), tag
@@ -91,14 +91,14 @@ def test_what_a_release_wrote_is_read(path: Path) -> None:
 
 @pytest.mark.parametrize("path", KEPT)
 def test_a_format_that_did_not_grow_has_the_same_bytes(path: Path) -> None:
-    """Whatever its classes are called by now."""
+    """Renamed classes do not matter."""
     kept, made = golden.load(path), golden.golden(path.stem)
     if not list(shapes.differences(made.shapes, kept.shapes)):
         assert made.samples == kept.samples
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda r: r.name)
-def test_a_node_goes_on_with_the_directory_of_a_release(release: Path, tmp_path: Path) -> None:
+def test_a_node_starts_on_the_directory_of_a_release(release: Path, tmp_path: Path) -> None:
     with golden.fleet_of(tmp_path / "fleet", release / golden.DIRECTORY) as world:
         for kept in release.glob("*.arrow"):
             with pa.memory_map(str(kept)) as source:

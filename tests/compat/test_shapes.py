@@ -1,4 +1,4 @@
-"""The comparison itself: what it takes for a change that two builds cannot share."""
+"""The comparison of shapes: which changes are compatible between two builds."""
 
 from enum import IntEnum, StrEnum
 from itertools import count
@@ -13,7 +13,7 @@ NAMES = count()
 
 
 def made(fields: list[Any], **options: Any) -> Any:
-    """A struct of a name of its own, as shapes are told apart by their names."""
+    """Create a struct; its name must be unique, because shapes are identified by name."""
     return msgspec.defstruct(f"S{next(NAMES)}", fields, **{"frozen": True, **options})
 
 
@@ -73,7 +73,7 @@ ARRAY = {"array_like": True}
         ),
     ],
 )
-def test_a_change_that_is_not_shared(old: Any, new: Any, place: str) -> None:
+def test_an_incompatible_change_is_reported(old: Any, new: Any, place: str) -> None:
     found = list(shapes.differences(shapes.shapes_of(old), shapes.shapes_of(new)))
     assert any(place in difference for difference in found), found
 
@@ -91,11 +91,11 @@ def test_a_change_that_is_not_shared(old: Any, new: Any, place: str) -> None:
         (made([("a", list[Inner])]), made([("a", list[InnerFree])])),
     ],
 )
-def test_a_change_that_is_shared(old: Any, new: Any) -> None:
+def test_a_compatible_change_is_accepted(old: Any, new: Any) -> None:
     assert list(shapes.differences(shapes.shapes_of(old), shapes.shapes_of(new))) == []
 
 
-def test_a_struct_that_holds_its_own_kind_has_a_shape() -> None:
+def test_a_recursive_struct_has_a_shape() -> None:
     found = shapes.shapes_of(Tree)
     assert list(shapes.differences(found, found)) == []
 

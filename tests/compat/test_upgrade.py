@@ -1,4 +1,4 @@
-"""Real agents of a release become agents of this build, one after the other, and go back, under a writer."""
+"""Real agents are upgraded from a release to this build one by one, and downgraded, with a running writer."""
 
 import sys
 import zipfile
@@ -19,7 +19,7 @@ NODES = ("node1", "node2", "node3")
 
 
 def command_of(release: Path, to: Path) -> Command:
-    """What starts an agent of that release: its own code, with the packages that are installed here."""
+    """The command that starts an agent of that release: its code with the locally installed packages."""
     with zipfile.ZipFile(release / golden.WHEEL) as wheel:
         wheel.extractall(to)
 
@@ -48,7 +48,8 @@ def versions(world: World) -> set[str]:
 
 
 def roll(world: World, fleet: LocalFleet) -> None:
-    """As `iotctl cluster upgrade` does it: one after the other, each drained, none before all is well."""
+    """Restart agents as `iotctl cluster upgrade` does: drain each, continue only when the cluster is
+    healthy."""
     for name in NODES:
         assert world.iotctl("cluster", "drain", name).code == 0
         fleet.stop([name])
@@ -57,8 +58,8 @@ def roll(world: World, fleet: LocalFleet) -> None:
         assert world.iotctl("cluster", "undrain", name).code == 0
 
 
-def test_agents_of_the_last_release_are_upgraded_and_go_back(old: World) -> None:
-    """No write fails; every row is there; replicas are equal; only then the level is raised, for good."""
+def test_agents_of_the_last_release_are_upgraded_and_downgraded(old: World) -> None:
+    """No write fails, no row is missing, replicas are equal; finally the level is raised permanently."""
     new = LocalFleet(old.fleet.directory)
     load = old.load()
     roll(old, new)
@@ -78,8 +79,9 @@ def test_agents_of_the_last_release_are_upgraded_and_go_back(old: World) -> None
     assert old.iotctl("verify", "--depth", "hash").code == 0
 
 
-def test_an_agent_of_the_last_release_is_not_heard_once_the_level_is_raised(old: World) -> None:
-    """It was put back by mistake: status says what to do, writes go on, and it continues when upgraded."""
+def test_an_agent_of_the_last_release_is_refused_once_the_level_is_raised(old: World) -> None:
+    """It was downgraded by mistake: status suggests the upgrade, writes continue, and it rejoins once
+    upgraded."""
     new = LocalFleet(old.fleet.directory)
     roll(old, new)
     assert old.iotctl("cluster", "finalize-upgrade", "--yes").code == 0

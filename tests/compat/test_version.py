@@ -1,4 +1,4 @@
-"""One place says the version; everything that shows it agrees."""
+"""One constant defines the version; everything that shows a version agrees."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ from tests.iotctl.fakes import iotctl as run
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_version_is_that_of_the_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_version_equals_the_package_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     version = nodeagent.__version__
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
     assert iotctl.__version__ is version
@@ -27,7 +27,7 @@ def test_every_version_is_that_of_the_package(tmp_path: Path, capsys: pytest.Cap
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "nodeagent.__version__"}
 
 
-def test_the_changelog_begins_with_the_version() -> None:
+def test_the_changelog_starts_with_the_version() -> None:
     heads = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heads[0] == nodeagent.__version__
     numbers = [tuple(map(int, head.split("."))) for head in heads]

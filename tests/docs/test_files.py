@@ -1,4 +1,4 @@
-"""The example files of the reference are complete and load."""
+"""The example files of the reference are complete and valid."""
 
 import re
 from pathlib import Path
@@ -14,12 +14,12 @@ CLUSTER, NODE = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def keys(text: str) -> set[str]:
-    """Keys at the left margin."""
+    """The top-level keys of a YAML text."""
     return set(re.findall(r"^(\w+):", text, re.MULTILINE))
 
 
 def test_cluster_yaml_loads_and_shows_every_key(tmp_path: Path) -> None:
-    """Every section of the file is in the example, and it describes three nodes."""
+    """The example has every section of the file and describes three nodes."""
     path = tmp_path / "cluster.yaml"
     path.write_text(CLUSTER)
     assert load_cluster(path).node_names == ("node1", "node2", "node3")
@@ -27,7 +27,7 @@ def test_cluster_yaml_loads_and_shows_every_key(tmp_path: Path) -> None:
 
 
 def test_node_yaml_loads_and_shows_every_key_with_its_default() -> None:
-    """Every setting of a node is in the example; those that have a default show it."""
+    """The example has every setting of a node; optional settings show their default."""
     config = parse_config(NODE, "node.yaml")
     fields = msgspec.structs.fields(NodeConfig)
     assert keys(NODE) == {f.encode_name for f in fields}

@@ -1,4 +1,4 @@
-"""Every command that a message names exists, with the options it is given."""
+"""Every command in messages and pages exists and has the options that are shown."""
 
 import ast
 import re
@@ -13,15 +13,15 @@ from nodeagent.cli import app as nodeagent
 ROOT = Path(__file__).parents[2]
 TREES = {"iotctl": typer.main.get_command(whole_tree()), "nodeagent": typer.main.get_command(nodeagent)}
 HOLE = "\N{REPLACEMENT CHARACTER}"
-"""Stands for a value that is filled in."""
+"""Replaces a formatted value."""
 
 COMMAND = re.compile(rf"\b(?:{'|'.join(TREES)})(?: [\w{HOLE}=/.-]+)+")
 CODE = re.compile(r"```.*?```|`[^`]+`", re.DOTALL)
 WORD = re.compile(r"[a-z]+(-[a-z]+)*")
 
 
-def texts(path: Path) -> Iterator[str]:
-    """The file's string values, docstrings left out."""
+def literals(path: Path) -> Iterator[str]:
+    """The string literals of a file, without docstrings."""
     tree = ast.parse(path.read_text())
     bare = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
     parts = {id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in n.values}
@@ -34,19 +34,19 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def named() -> Iterator[tuple[str, str]]:
-    """(file, command) of every message of both packages."""
+def commands() -> Iterator[tuple[str, str]]:
+    """(file, command) of every message in both packages."""
     for package in TREES:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.name == "completion.py":
-                continue  # its texts are programs for shells
-            for text in texts(path):
+                continue  # contains shell scripts
+            for text in literals(path):
                 for found in COMMAND.finditer(text):
                     yield str(path.relative_to(ROOT)), found[0]
 
 
 def problem_of(line: str) -> str:
-    """What is wrong with a command line; "" when it can be typed as it is written."""
+    """The error in a command line; "" if the command exists with these options."""
     program, *words = line.split()
     command, path, spare = TREES[program], [program], list[str]()
     options = {o for p in command.params for o in p.opts}
@@ -66,15 +66,15 @@ def problem_of(line: str) -> str:
     return ""
 
 
-def test_every_command_a_message_names_can_be_typed() -> None:
-    """A hint that leads nowhere costs more than none."""
-    lines = list(named())
+def test_every_command_in_a_message_exists() -> None:
+    """Commands in string literals of both packages."""
+    lines = list(commands())
     assert len(lines) > 60
     assert [(path, line, why) for path, line in lines if (why := problem_of(line))] == []
 
 
-def test_every_command_a_page_shows_can_be_typed() -> None:
-    """In its blocks and between backticks."""
+def test_every_command_on_a_page_exists() -> None:
+    """Commands in code blocks and code spans."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "playbooks").glob("*.md")]
     shown = [(p, code) for p in pages if p.name != "cli.md" for code in CODE.findall(p.read_text())]
     lines = [(p.name, found[0]) for p, code in shown for found in COMMAND.finditer(code)]
@@ -82,7 +82,7 @@ def test_every_command_a_page_shows_can_be_typed() -> None:
     assert [(page, line, why) for page, line in lines if (why := problem_of(line))] == []
 
 
-def test_the_check_sees_what_it_is_for() -> None:
+def test_unknown_commands_and_options_are_detected() -> None:
     assert problem_of("iotctl spark up") == "iotctl has no command spark"
     assert problem_of("iotctl ops show --op x") == "iotctl ops show has no option --op"
     assert not problem_of(f"iotctl cluster wait --for op={HOLE}")

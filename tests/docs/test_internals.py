@@ -1,4 +1,4 @@
-"""Pages that repeat what the code defines say the same."""
+"""Pages agree with the definitions in the code."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,8 @@ from nodeagent.model.operation import NEXT, Stage
 INTERNALS = Path(__file__).resolve().parents[2] / "docs" / "internals"
 
 
-def test_the_table_of_stages_is_the_code_s() -> None:
-    """Every stage has one row in scaling.md, with exactly the stages that may follow it."""
+def test_the_table_of_stages_equals_the_code() -> None:
+    """scaling.md has one row per stage, with exactly the legal next stages."""
     page = (INTERNALS / "scaling.md").read_text()
     rows = re.findall(r"^\| `([A-Z]+)` \|.*\| ([^|]*) \|$", page, re.MULTILINE)
     assert {stage: set(re.findall(r"`([A-Z]+)`", after)) for stage, after in rows} == {
@@ -24,8 +24,8 @@ def test_every_invariant_has_a_row() -> None:
     assert found == [f"S{i}" for i in range(1, 21)] + [f"L{i}" for i in range(1, 8)]
 
 
-def test_pages_name_files_that_exist() -> None:
-    """A path in back quotes that looks like one of ours is there."""
+def test_files_named_on_pages_exist() -> None:
+    """A code span that looks like a path of the repository names an existing file."""
     root = INTERNALS.parents[1]
     for page in [*INTERNALS.parent.rglob("*.md"), root / "README.md", root / "CONTRIBUTING.md"]:
         for name in re.findall(r"`((?:tests|nodeagent|iotctl|docs|examples)/[\w/.-]+)`", page.read_text()):
@@ -41,21 +41,21 @@ PLACE = re.compile(r"(tests/[\w/]+\.py)?(?:::(\w+))?")
 
 
 def edges() -> list[tuple[list[str], str, str]]:
-    """(findings, what must hold, tests) of every row of the table "Edges"."""
+    """(findings, requirement, tests) of every row of the table "Edges"."""
     table = (INTERNALS / "testing.md").read_text().partition("\n## Edges\n")[2]
     rows = re.findall(r"^\| ([^|]+) \| (.+) \| ([^|]+) \|$", table, re.MULTILINE)[1:]
     return [(re.findall(r"\b[A-F]\d+\b", ids), what, tests) for ids, what, tests in rows]
 
 
 def test_every_finding_of_the_reviews_has_a_row() -> None:
-    """Rows of other subjects may stand there too; none stands there twice."""
+    """Other rows are allowed; no row is repeated."""
     assert {i for ids, _, _ in edges() for i in ids} == FINDINGS
     held = [(tuple(ids), what) for ids, what, _ in edges()]
     assert sorted(set(held)) == sorted(held)
 
 
-def test_every_test_of_an_edge_is_there() -> None:
-    """A path is a file; a name behind it, or behind the path before, is a test in that file."""
+def test_every_test_of_an_edge_exists() -> None:
+    """A path is a file; a name after it, or after an earlier path, is a test in that file."""
     root = INTERNALS.parents[1]
     for _, what, tests in edges():
         path = ""

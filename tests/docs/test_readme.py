@@ -1,4 +1,4 @@
-"""The README's tour: every command as it stands there, in an empty directory, with the output it shows."""
+"""The README's tour: every command runs as written, in an empty directory, and prints the output shown."""
 
 import os
 import re
@@ -29,12 +29,12 @@ def tour() -> list[tuple[str, list[str]]]:
 
 
 def shape(line: str) -> str:
-    """The line without what differs from run to run: numbers with their unit, and the width of columns."""
+    """Remove what differs between runs: numbers with their units, and column widths."""
     return " ".join(_VOLATILE.sub("#", line).split())
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """What a user has after installing: `iotctl` on the PATH, and nothing set for it."""
+    """The environment after installation: `iotctl` is on the PATH, without any settings."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("IOTCTL_")}
     here = Path(sys.executable).parent
     places = [str(here), env.get("PATH", "")]
@@ -63,8 +63,8 @@ def run(command: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedPro
 
 @pytest.mark.real
 @pytest.mark.spark
-def test_the_tour_goes_as_written(tmp_path: Path) -> None:
-    """Each command ends with 0 and prints the lines below it, and nothing is left in the directory."""
+def test_the_tour_runs_as_written(tmp_path: Path) -> None:
+    """Each command exits with 0 and prints the lines shown, and the directory is empty at the end."""
     env = environment(tmp_path / "bin")
     cwd = tmp_path / "empty"
     cwd.mkdir()
@@ -76,7 +76,7 @@ def test_the_tour_goes_as_written(tmp_path: Path) -> None:
                 pytest.fail(f"step {step}: $ {command}\n{done.stdout}\nafterwards:\n{status.stdout}")
             printed = {shape(line) for line in done.stdout.splitlines()}
             missing = [line for line in shown if shape(line) not in printed]
-            assert not missing, f"$ {command}\nis said to print {missing}, it prints\n{done.stdout}"
+            assert not missing, f"$ {command}\ndoes not print {missing}, but\n{done.stdout}"
             if any("26 115" in line for line in shown):
                 assert "26 115" in done.stdout, f"$ {command} lost rows\n{done.stdout}"
         assert [p for p in cwd.iterdir() if p.name != "spark-warehouse"] == []
@@ -85,20 +85,20 @@ def test_the_tour_goes_as_written(tmp_path: Path) -> None:
             run("iotctl local destroy --yes", cwd, env)
 
 
-def test_the_tour_holds_the_main_job() -> None:
-    """Nobody takes a step out of the tour unnoticed."""
+def test_the_tour_covers_the_main_tasks() -> None:
+    """No step of the tour is removed by accident."""
     words = [" ".join(command.split()[1:3]) for command, _ in tour()]
     expected = "local up|data import|data count|data query|plan add-node|cluster add-node|migrate --verify"
     assert words[:7] == expected.split("|")
     assert words[7:] == ["verify", "cluster remove-node", "data count", "local destroy"]
 
 
-def test_the_two_commands_are_targets_of_the_makefile() -> None:
-    """`make demo` and `make test` exist; what they do is looked at elsewhere."""
+def test_the_two_commands_are_makefile_targets() -> None:
+    """`make demo` and `make test` exist; other tests check what they do."""
     commands = [c for b in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for c in b.splitlines()]
     assert [c.split("#")[0].strip() for c in commands] == ["make demo", "make test"]
     if shutil.which("make") is None:
-        pytest.skip("no make here")
+        pytest.skip("make is not installed")
     for command in commands:
         dry = run(f"{command.split('#')[0]} --dry-run", ROOT, dict(os.environ))
         assert dry.returncode == 0, dry.stdout

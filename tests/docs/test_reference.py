@@ -1,4 +1,4 @@
-"""The reference page is what the commands say of themselves."""
+"""The reference page equals the output of `--help`."""
 
 import runpy
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_page_of_commands_is_what_help_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a change of a command or option: `python docs/generate.py`."""
+def test_the_reference_equals_the_help_of_all_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails after a change of a command or option, run `python docs/generate.py`."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     page = cast(Callable[[], str], runpy.run_path(str(DOCS / "generate.py"))["page"])

@@ -1,4 +1,4 @@
-"""Whoever reads "law 6", "S6" or "A17" finds a page of this repository that says what it is."""
+"""References by number such as "law 6", "S6" or "A17" are explained on a page of this repository."""
 
 import ast
 import io
@@ -15,7 +15,7 @@ TEXTS = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ""}
 
 CODE = (tokenize.NAME, tokenize.OP, tokenize.NUMBER)
 NOT_OURS = re.compile(r"# noqa.*|\bE501\b|-O\d")
-"""Rules of ruff, and an option of a C compiler."""
+"""Rules of ruff, and an option of C compilers."""
 
 ID = re.compile(r"(?<![\w-])(?:[A-Z]-)?[A-Z]\d{1,3}(?!\w)")
 LAW = re.compile(r"\blaws?\s+(\d+)", re.IGNORECASE)
@@ -42,7 +42,7 @@ IDS = explained("internals/invariants.md", r"^\| ([SL]\d+) \|") | {
 
 
 def unexplained(text: str) -> list[str]:
-    """References by number that no page explains."""
+    """The references by number that no page explains."""
     text = NOT_OURS.sub("", text)
     return [
         *(i for i in ID.findall(text) if i not in IDS),
@@ -53,7 +53,7 @@ def unexplained(text: str) -> list[str]:
 
 
 def words(path: Path) -> str:
-    """What a person wrote there: of code the comments and strings."""
+    """The prose of a file: comments and strings of code, all of other files."""
     text = path.read_text()
     if path.suffix != ".py":
         return text
@@ -75,13 +75,13 @@ def paths() -> Iterator[Path]:
 
 
 def test_every_reference_by_number_is_explained() -> None:
-    """Say what it stands for, or add it to the page that has its kind."""
+    """If this fails, say what the number stands for, or add it to the page for its kind."""
     found = {str(p.relative_to(ROOT)): wrong for p in paths() if (wrong := unexplained(words(p)))}
     assert found == {}
 
 
-def test_sections_of_the_thesis_are_said_to_be_such() -> None:
-    """A docstring that begins with a section's number stands in a file whose head names the thesis."""
+def test_section_numbers_appear_only_in_files_that_name_the_thesis() -> None:
+    """The module docstring of a file with section numbers in docstrings names the thesis."""
     for path in sorted(ROOT.glob("tests/**/*.py")):
         tree = ast.parse(path.read_text())
         docs = [ast.get_docstring(n) or "" for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
@@ -89,7 +89,7 @@ def test_sections_of_the_thesis_are_said_to_be_such() -> None:
             assert "thesis" in (ast.get_docstring(tree) or ""), path.relative_to(ROOT)
 
 
-def test_the_check_sees_what_it_is_for() -> None:
+def test_unexplained_references_are_detected() -> None:
     wrong = ["P12", "R-S14", "S21", "A99", "law 11", "seed-facts", "architecture 6", "rule 3"]
     assert unexplained("; ".join(wrong)) == wrong
     assert unexplained("S6, L7 and A17 by law 6; thesis 3.6.2; sha-1; cc -O2; import x  # noqa: F401") == []

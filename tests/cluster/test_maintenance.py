@@ -1,4 +1,4 @@
-"""What an operator does at night, on real agents: stop, drain, pause, slow down, hold."""
+"""Maintenance of real agents: stop, drain, pause, limit the rate, hold."""
 
 import gzip
 import time
@@ -23,7 +23,7 @@ HOLD_S = 6.0
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Five agents with a few rows in files."""
-    fleet = LocalFleet(tmp_path_factory.mktemp("night") / "fleet")
+    fleet = LocalFleet(tmp_path_factory.mktemp("maintenance") / "fleet")
     fleet.create(ClusterSettings(name="plant", slots=500), 5, node_settings={})
     made = World(fleet)
     try:
@@ -45,8 +45,8 @@ def leads_own(world: World, node: str) -> bool:
     return world.group_of(node) in led_by(world, node)
 
 
-def test_a_planned_stop_hands_over_before_the_process_ends(world: World) -> None:
-    """At SIGTERM: the group and the meta group have other leaders when the process is gone, at once."""
+def test_an_agent_transfers_its_leaderships_before_a_planned_stop(world: World) -> None:
+    """After SIGTERM, the group and the meta group have new leaders by the time the process has exited."""
     node = world.leader(META)
     until(lambda: leads_own(world, node), 30.0, lambda: f"{node} does not lead its own group")
     led = led_by(world, node)
@@ -69,13 +69,13 @@ def test_a_planned_stop_hands_over_before_the_process_ends(world: World) -> None
 
 
 def test_draining_survives_a_restart_and_ends_with_undrain(world: World) -> None:
-    """The node leads nothing, whatever restarts; its own group comes back afterwards."""
+    """The node leads nothing after any restart; after `undrain` it leads its own group again."""
     until(lambda: leads_own(world, "node2"), 30.0, lambda: "node2 does not lead its own group")
     said = world.iotctl("cluster", "drain", "node2", "-o", "json")
     assert said.code == 0 and said.json["leads"] == [], said.err
     world.restart("node2")
     world.wait_healthy()
-    time.sleep(7.0)  # two rounds in which leaders go to their headers
+    time.sleep(7.0)  # two rounds in which group owners take back the leadership
     assert led_by(world, "node2") == set()
     node = next(n for n in world.status().nodes if n.id == "node2")
     assert node.state == "draining"
@@ -83,16 +83,16 @@ def test_draining_survives_a_restart_and_ends_with_undrain(world: World) -> None
     until(lambda: leads_own(world, "node2"), 30.0, lambda: "node2 does not lead its group again")
 
 
-def test_ok_to_stop_asks_the_agents(world: World) -> None:
-    """One node may stop, two neighbours may not, and the subset that may is named."""
+def test_ok_to_stop_names_the_nodes_that_can_stop(world: World) -> None:
+    """One node can stop, two neighbours cannot, and the error names the subset that can."""
     world.wait_healthy()
     assert world.iotctl("cluster", "ok-to-stop", "node4").code == 0
     said = world.iotctl("cluster", "ok-to-stop", "node3", "node4", "-o", "json")
     assert said.code == 5 and len(said.json["may_stop"]) == 1
 
 
-def test_events_and_the_bundle_come_from_the_agents_that_live(world: World) -> None:
-    """The audit has the drain, the nodes have their starts and leaders; a dead one is named by both."""
+def test_events_and_support_bundle_include_every_live_agent(world: World) -> None:
+    """The audit log has the drain, node events have starts and leaders; both outputs name a dead node."""
     world.fleet.kill("node5")
     said = world.iotctl("cluster", "events", "--since", "1h", "-o", "json")
     assert said.code == 0, said.err
@@ -115,7 +115,7 @@ def test_events_and_the_bundle_come_from_the_agents_that_live(world: World) -> N
 
 
 def test_pause_rate_and_hold_of_a_running_add(world: World) -> None:
-    """Slow, paused, resumed at full rate; then the hold keeps the old copies for its time and no longer."""
+    """Slow, paused, resumed at full rate; then the hold retains the old copies for exactly its time."""
     words = ("cluster", "add-node", "node6", "--yes", "--no-wait", "--rate", "8KB/s", "-o", "json")
     begun = world.iotctl(*words, "--hold-release", f"{HOLD_S:.0f}s")
     assert begun.code == 0, begun.err
@@ -124,16 +124,18 @@ def test_pause_rate_and_hold_of_a_running_add(world: World) -> None:
     world.wait_stage(operation, Stage.MOVING)
     slow = sum(world.received(operation).values())
     time.sleep(4.0)
-    assert sum(world.received(operation).values()) - slow < 8_000 * 4 * 3, "the rate is that of all nodes"
+    assert sum(world.received(operation).values()) - slow < 8_000 * 4 * 3, (
+        "the rate limits the total of all nodes"
+    )
     assert world.iotctl("ops", "pause", operation).code == 0
     assert world.iotctl("ops", "set", operation, "--rate", "200MB/s").code == 0
-    time.sleep(3.0)  # pulls under way finish
+    time.sleep(3.0)  # pulls in progress finish
     paused = world.operation(operation)
     assert paused is not None and paused.state() == "paused" and paused.stage is Stage.MOVING
     before = len(paused.copies)
     time.sleep(2.0)
     still = world.operation(operation)
-    assert still is not None and len(still.copies) == before, "no pull began"
+    assert still is not None and len(still.copies) == before, "a pull started during the pause"
     shown = world.iotctl("cluster", "status", "-o", "json").json
     assert [p["next"] for p in shown["problems"] if p["code"] == "paused"] == [
         f"iotctl ops resume {operation}"
@@ -150,8 +152,8 @@ def test_pause_rate_and_hold_of_a_running_add(world: World) -> None:
 
 
 def check_repair_by_a_signed_off_copy(world: World, operation: str) -> None:
-    """Two of three copies of a file that was moved are lost: without a sign-off nobody can tell that those
-    of the previous holders are right."""
+    """Two of three copies of a moved file are lost: only a sign-off proves that the previous holders' are
+    correct."""
     target = next(m.target for m in world.open_operation().moves)
     header = target.partition(".")[0]
     members = world.members()[header]
@@ -170,7 +172,8 @@ def check_repair_by_a_signed_off_copy(world: World, operation: str) -> None:
 
 
 def test_release_ends_a_hold_at_once(world: World) -> None:
-    """`ops release` frees what would be kept for a day; until then it mends what was made of it."""
+    """`ops release` deletes copies that were to be retained for a day; until then they are a source for
+    repairs."""
     words = ("cluster", "remove-node", "node6", "--yes", "--hold-release", "24h", "-o", "json")
     begun = world.iotctl(*words)
     assert begun.code == 0 and begun.json["state"] == "waiting_release", begun.err
