@@ -1,8 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# In the order of the directories: the long tests of cluster and fleet come early, none is left for the end.
-# Three at a time, for tests with real agents wait half of their time.
+# In the order of the directories, so that the long tests of cluster and fleet start early.
+# Three at a time, because tests with real agents wait half of their time.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick long spread lock systemd check golden sim upgrades coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
@@ -23,7 +23,7 @@ test:
 	@$(MAKE) --no-print-directory $(VENV)/.installed
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-# What `make test` leaves out, to end within fifteen minutes.
+# The tests that `make test` omits to end within 15 minutes.
 long:
 	@PYTHON=$(PYTHON) .ci/system-deps
 	@$(MAKE) --no-print-directory $(VENV)/.installed
@@ -35,12 +35,12 @@ spread: $(VENV)/.installed
 systemd: $(VENV)/.installed
 	$(BIN)/python -m pytest -m systemd $(ARGS) tests/fleet/test_systemd.py
 
-# A minute and a half while you work: what starts no process of its own.
+# 90 seconds: tests that start no processes, to run while you work.
 quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not real and not spark and not long and not spread" $(ARGS) \
 		tests/partition tests/table tests/wire tests/plan tests/raft tests/data tests/meta tests/scaling tests/host
 
-# After a change of the dependencies in pyproject.toml, once requirements.lock names the wanted versions.
+# Run this after a change of dependencies in pyproject.toml and of the versions in requirements.lock.
 lock:
 	uv pip compile --no-deps --no-header --no-annotate --generate-hashes --universal --python-version 3.11 \
 		requirements.lock -o requirements.lock
@@ -61,7 +61,7 @@ upgrades: $(VENV)/.installed
 coverage: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.coverage $(ARGS)
 
-# What this release stores and sends, kept for all that come: once, when it is tagged.
+# Write the reference data of a release for tests of later ones; run once, when it is tagged.
 golden: $(VENV)/.installed
 	$(BIN)/python -m tests.compat.golden $(VERSION)
 

@@ -106,8 +106,8 @@ def check_bad_deletes_are_refused(world: World) -> None:
 
 
 def test_many_small_closes_leave_few_files_and_every_row(world: World) -> None:
-    """Each round is closed separately and overwrites a part of the previous one; then one device is deleted, and
-    all rows except those of today expire."""
+    """Each round is closed separately and overwrites a part of the previous one; a device is deleted, and all
+    rows except those of today expire."""
     now = int(time.time() * 1000)
     start = now - 3 * DAY_MS
     want: dict[tuple[str, int], tuple[object, object]] = {}

@@ -55,8 +55,8 @@ STORED = {
     "MOVING": "as FORMAL",
     "RELEASED": "as FORMAL",
 }
-"""Names that are stored or sent, and why they remain. A string that contains nothing else is accepted; so is a
-failpoint such as `before:` and a stage."""
+"""Names that are stored or sent, and why they remain. A string that contains nothing else is accepted;
+so is a failpoint such as `before:` and a stage."""
 
 LEFT_OUT = {
     "docs/reference": "generated",
