@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from iotctl.change.lock import of_plan
+from iotctl.change.lock import lock_purpose
 from iotctl.change.provision import Provisioner, started
 from iotctl.errors import BusyProblem, Partly, RefusedProblem, UsageProblem
 from iotctl.observe.cluster import Cluster
@@ -128,7 +128,7 @@ class _Execution:
         state = "running"
         named = [n for s in plan.steps for n in (s.replaces, s.node) if n]
         with ExitStack() as held:
-            held.enter_context(self.lock.hold(of_plan(" ".join([plan.kind, *named]), plan)))
+            held.enter_context(self.lock.hold(lock_purpose(" ".join([plan.kind, *named]), plan)))
             cluster = connected()
             view = cluster.meta(strong=True)
             check_fresh(plan, view.table_version, spec_hash(self.source))

@@ -98,7 +98,7 @@ class HeldLock:
         return self.serial
 
     def record(self, run: str, name: str, number: int, entry: bytes, *, ended: bool) -> None:
-        """Store entry `number` of a run's record in the cluster; as `playbook.journal.Keeper`."""
+        """Store entry `number` of a run's record in the cluster; as `playbook.journal.ClusterRecord`."""
         request = RecordRun(run, name, number, entry, self.serial, self._by, ended)
         self._cluster.call_meta(request)
 
@@ -113,7 +113,7 @@ class HeldLock:
     def _drop_dead(self, error: Busy) -> None:
         """Drop the lock in the way; re-raises `error` if its owner may be alive."""
         owner, serial = error.details.get("owner"), error.details.get("lock")
-        if not (isinstance(owner, str) and isinstance(serial, int) and is_gone(owner)):
+        if not (isinstance(owner, str) and isinstance(serial, int) and process_has_ended(owner)):
             raise error
         with suppress(NodeAgentError):
             self._cluster.call_meta(DropLock(serial, self._by, "its process has ended"))
@@ -124,7 +124,7 @@ class HeldLock:
         return reply.lock
 
 
-def of_plan(what: str, plan: object) -> str:
+def lock_purpose(what: str, plan: object) -> str:
     """A lock's purpose with the digest of the plan, so that the audit log identifies the plan."""
     return f"{what}, plan {plan_digest(plan)}"
 
@@ -172,7 +172,7 @@ def owner_name(by: str) -> str:
     return f"{by}@{socket.gethostname()} pid {os.getpid()} ({_machine()}.{_PROCESS})"
 
 
-def is_gone(owner: str) -> bool:
+def process_has_ended(owner: str) -> bool:
     """Whether the owner was a process on this machine that has ended."""
     named = re.search(r" pid (\d+) \((\w+)\.\w+\)$", owner)
     if named is None or named[2] != _machine():

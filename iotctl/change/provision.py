@@ -53,7 +53,7 @@ class Provisioner(ABC):
         """Stop the agent of a removed node. Returns a note for the operator, or ""."""
 
     @abstractmethod
-    def last_words(self, entry: NodeEntry) -> str:
+    def log_tail(self, entry: NodeEntry) -> str:
         """The last lines that the agent logged; "" if there are none."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Provisioner(ABC):
         answer = self._probe(entry, START_TIMEOUT_S)
         if isinstance(answer, NodeStatus):
             return answer
-        tail = self.last_words(entry)
+        tail = self.log_tail(entry)
         raise Unreachable(
             f"{entry.name} did not answer at {entry.host}:{entry.port}",
             why=f"{answer.what}; its log ends: {tail}" if tail else answer.what,
@@ -97,7 +97,7 @@ class LocalProvisioner(Provisioner):
         self._fleet.retire(name)
         return ""
 
-    def last_words(self, entry: NodeEntry) -> str:
+    def log_tail(self, entry: NodeEntry) -> str:
         return self._fleet.log_tail(entry.name)
 
     def log_of(self, entry: NodeEntry) -> str:

@@ -19,8 +19,8 @@ from iotctl.observe.problems import without_dead
 from iotctl.observe.status import build_status
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.ids import META
-from nodeagent.model.requests import GiveUp, GroupRecord, Heir, MetaView
-from nodeagent.partition.recovery import heir_of, lost_groups
+from nodeagent.model.requests import ForceRecover, GroupRecord, MetaView, RecoveryLeader
+from nodeagent.partition.recovery import lost_groups, recovery_leader_of
 
 POLL_S = 0.2
 WAIT_S = 30.0
@@ -147,7 +147,7 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
                 why="a group with a leader is not lost",
                 next="iotctl cluster groups",
             )
-    head = heir_of(record.group, {n: replicas[n] for n in left}).head if left else ""
+    head = recovery_leader_of(record.group, {n: replicas[n] for n in left}).head if left else ""
     survivors = [
         Survivor(
             n,
@@ -160,12 +160,12 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
     ]
     return LostGroup(
         group=record.group,
-        header=record.header,
+        header=record.owner,
         members=list(record.members),
         lost=[m for m in record.members if m not in left],
         survivors=survivors,
         head=head,
-        slots=[(a, b) for a, b, header in view.owners if header == record.header and not record.dissolving],
+        slots=[(a, b) for a, b, header in view.owners if header == record.owner and not record.dissolving],
     )
 
 
@@ -185,8 +185,8 @@ def recover(
         Partly: a group has no leader when the timeout expires.
     """
     statuses = collect(cluster)
-    heirs = tuple(_heir(statuses, g) for g in found.groups)
-    cluster.call_meta(GiveUp(tuple(found.nodes), heirs, found.table_version, by))
+    heirs = tuple(_recovery_leader(statuses, g) for g in found.groups)
+    cluster.call_meta(ForceRecover(tuple(found.nodes), heirs, found.table_version, by))
     deadline = clock() + (WAIT_S if timeout_s is None else timeout_s)
     while waiting := _waiting(collect(cluster), heirs):
         if clock() >= deadline:
@@ -200,7 +200,7 @@ def recover(
     return msgspec.structs.replace(found, done=True, next=following)
 
 
-def _heir(facts: Facts, group: LostGroup) -> Heir:
+def _recovery_leader(facts: Facts, group: LostGroup) -> RecoveryLeader:
     """The recovery leader by the present statuses; refused if it is not the one that was shown."""
     replicas = replicas_of(facts, group.group)
     names = [s.node for s in group.survivors]
@@ -208,7 +208,7 @@ def _heir(facts: Facts, group: LostGroup) -> Heir:
         raise RefusedProblem(
             f"a member of {group.group} stopped answering; nothing was changed", next="repeat the command"
         )
-    heir = heir_of(group.group, {n: replicas[n] for n in names})
+    heir = recovery_leader_of(group.group, {n: replicas[n] for n in names})
     if heir.head != group.head:
         raise RefusedProblem(
             f"the logs of {group.group} have changed since they were shown; nothing was changed",
@@ -217,7 +217,7 @@ def _heir(facts: Facts, group: LostGroup) -> Heir:
     return heir
 
 
-def _waiting(facts: Facts, heirs: Sequence[Heir]) -> list[str]:
+def _waiting(facts: Facts, heirs: Sequence[RecoveryLeader]) -> list[str]:
     return [
         h.group
         for h in heirs

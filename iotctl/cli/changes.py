@@ -147,7 +147,7 @@ def _fence_dead(
     from iotctl.errors import RefusedProblem
     from iotctl.observe.model import DEAD
     from iotctl.observe.operations import open_operations, wait_operation
-    from nodeagent.model.requests import Steer
+    from nodeagent.model.requests import ControlOperation
 
     known = next((n for n in session.cluster.meta().nodes if n.node == node), None)
     if known is None or known.state != DEAD:  # a fenced node may still answer us
@@ -157,7 +157,7 @@ def _fence_dead(
     session.confirm_name(f"{what} {node} ({session.source.name})", name=session.source.name, given=confirm)
     for operation in open_operations(session.cluster.meta(strong=True)):
         if node not in operation.dead:
-            session.cluster.steer(Steer(operation.id, "dead", session.operator, node=node))
+            session.cluster.control(ControlOperation(operation.id, "dead", session.operator, node=node))
         session.output.note(f"{operation.id} ({operation.title}) continues without {node}")
         with session.progress() as progress:
             found = wait_operation(

@@ -15,8 +15,8 @@ from iotctl.cli.rolls import (
     emit_rolled,
     open_machines,
     roll,
-    roll_none,
     show_step,
+    undrain_leftovers,
     wait_healthy,
     wave_lines,
 )
@@ -49,7 +49,7 @@ def deploy(
     if session.fleet is not None:
         return _deploy_local(session, session.fleet, nodes or [], wait=wait, dry_run=dry_run)
     with open_machines(session, ahead=True) as machines:
-        from iotctl.change.lock import of_plan
+        from iotctl.change.lock import lock_purpose
         from iotctl.lifecycle import deploy as deploying
 
         todo = _prepared(session, machines, nodes or (), accept_layout=accept_layout)
@@ -61,7 +61,7 @@ def deploy(
             new = " as a new cluster" if todo.plan.new_cluster else ""
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
         changes = todo.plan.has_changes
-        with session.locked(of_plan("cluster deploy", todo.plan)) if changes else nullcontext():
+        with session.locked(lock_purpose("cluster deploy", todo.plan)) if changes else nullcontext():
             if todo.plan.has_changes:
                 todo = _looked_again(session, todo, machines, nodes or ())
             _carry_out(session, todo, machines)
@@ -103,31 +103,31 @@ def upgrade(
     ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, dry_run: DryRun = False, yes: Yes = False
 ) -> int:
     """Upgrade nodes to this machine's version and cluster.yaml's settings, restarting one by one."""
-    from iotctl.change.lock import of_plan
+    from iotctl.change.lock import lock_purpose
     from iotctl.lifecycle import deploy as deploying
-    from iotctl.lifecycle.rolling import Waves, plan_waves
+    from iotctl.lifecycle.rolling import RestartPlan, plan_waves
 
     session = session_of(ctx)
     if session.fleet is not None:
         session.output.note("a local fleet runs from this installation; iotctl cluster restart loads it")
-        emit_rolled(session, roll_none(session, "cluster upgrade"))
+        emit_rolled(session, undrain_leftovers(session, "cluster upgrade"))
         return 0
     with open_machines(session) as machines:
         todo = _prepared(session, machines, nodes or ())
         behind = todo.plan.is_behind
         if dry_run:
-            waves = plan_waves(session.cluster, behind, at_once) if behind else Waves([], [], "")
+            waves = plan_waves(session.cluster, behind, at_once) if behind else RestartPlan([], [], "")
             session.output.emit("cluster-deploy-plan", todo.plan, lambda: _plan_tables(todo.plan))
             for line in wave_lines(waves, "restart"):
                 session.output.note(line)
             return 0
         if not behind and not todo.plan.has_changes:
             session.output.note(f"every node runs {todo.plan.version} with its settings")
-            emit_rolled(session, roll_none(session, "cluster upgrade"))
+            emit_rolled(session, undrain_leftovers(session, "cluster upgrade"))
             return 0
         _show_plan(session, todo.plan)
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
-        with session.locked(of_plan(f"cluster upgrade to {todo.plan.version}", todo.plan)):
+        with session.locked(lock_purpose(f"cluster upgrade to {todo.plan.version}", todo.plan)):
             todo = _carry_out(session, _looked_again(session, todo, machines, nodes or ()), machines)
             behind = todo.plan.is_behind  # an agent that was down when the plan was shown may run now
 

@@ -17,13 +17,13 @@ from iotctl.cli.rolls import (
     long_running,
     open_machines,
     roll,
-    roll_none,
+    undrain_leftovers,
 )
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import READS, Traits, never, step
 
 if TYPE_CHECKING:
-    from iotctl.lifecycle.destroy import Doomed
+    from iotctl.lifecycle.destroy import DestroyTarget
     from iotctl.output.table import Table
 
 
@@ -70,7 +70,7 @@ def schema(ctx: typer.Context) -> None:
 def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> None:
     """Start the agents that are down."""
     from iotctl.lifecycle.agents import agents_of
-    from iotctl.lifecycle.rolling import Waves
+    from iotctl.lifecycle.rolling import RestartPlan
 
     session = session_of(ctx)
     names = nodes or session.source.node_names
@@ -78,7 +78,7 @@ def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> N
         agents = agents_of(session.source, machines)
         if dry_run:
             down = agents.down(names)
-            emit_waves(session, Waves([down] if down else [], [], ""), "start")
+            emit_waves(session, RestartPlan([down] if down else [], [], ""), "start")
             return
         # Without the lock: the agents that are down may be needed to take it.
         begun = agents.start(names)
@@ -102,13 +102,13 @@ def stop(
 ) -> None:
     """Stop all agents, or the named ones if every group keeps its quorum without them."""
     from iotctl.lifecycle.agents import agents_of
-    from iotctl.lifecycle.rolling import Waves
+    from iotctl.lifecycle.rolling import RestartPlan
 
     session = session_of(ctx)
     names = long_running(session, list(nodes or session.source.node_names), older_than)
     if not names:
         if dry_run:
-            emit_waves(session, Waves([], [], ""), "stop")
+            emit_waves(session, RestartPlan([], [], ""), "stop")
         else:
             _emit_agents(session, "stopped", [])
         return
@@ -117,7 +117,7 @@ def stop(
         _check_may_stop(session, names)
     what = f"all {len(names)} nodes; the cluster is down then" if whole else ", ".join(names)
     if dry_run:
-        emit_waves(session, Waves([names], [], ""), "stop")
+        emit_waves(session, RestartPlan([names], [], ""), "stop")
         return
     session.confirm(f"stop {what} ({session.source.name})?", yes=yes)
     with open_machines(session) as machines:
@@ -172,7 +172,7 @@ def restart(
         emit_waves(session, plan_waves(session.cluster, names, at_once), "restart")
         return
     if not names:
-        emit_rolled(session, roll_none(session, "cluster restart"))
+        emit_rolled(session, undrain_leftovers(session, "cluster restart"))
         return
     session.confirm(f"restart {', '.join(names)} of {session.source.name}, one by one?", yes=yes)
     with open_machines(session) as machines, session.locked(f"cluster restart {' '.join(names)}"):
@@ -235,7 +235,7 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
         raise UsageProblem("a local fleet has no machines to clear", next="iotctl local destroy")
     with open_machines(session) as machines:
         doomed = destroying.survey(source, machines)
-        shown = _doomed_table(doomed)
+        shown = _targets_table(doomed)
         if dry_run:
             session.output.emit("cluster-destroy-plan", {"nodes": doomed}, lambda: [shown])
             return Exit.UNREACHABLE if any(d.error for d in doomed) else Exit.DONE
@@ -260,10 +260,10 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
     return Exit.DONE
 
 
-def _doomed_table(doomed: list[Doomed]) -> Table:
+def _targets_table(doomed: list[DestroyTarget]) -> Table:
     from iotctl.output.table import Table
 
-    def what(one: Doomed) -> str:
+    def what(one: DestroyTarget) -> str:
         return one.error or (one.data_dir if one.there else "no data")
 
     rows = [(d.node, d.host, what(d), "yes" if d.running else "-") for d in doomed]

@@ -20,7 +20,7 @@ from typer import TyperException
 from iotctl import __version__
 from iotctl.cli import tree
 from iotctl.cli.option_sets import with_option_sets
-from iotctl.cli.options import command_words, format_of, hoist, is_csv_refused
+from iotctl.cli.options import command_words, format_of, global_options_first, is_csv_refused
 from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
 from iotctl.errors import Exit, UsageProblem
 
@@ -122,7 +122,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
             is_whole = "_IOTCTL_COMPLETE" in session.env
             app = whole_tree() if is_whole else tree.needed(global_options, words)
             result = typer.main.get_command(app)(
-                hoist(arguments), prog_name="iotctl", standalone_mode=False, obj=session
+                global_options_first(arguments), prog_name="iotctl", standalone_mode=False, obj=session
             )
         if result == Exit.INTERRUPTED:  # typer caught KeyboardInterrupt; no command returns this code
             return _interrupted(session, Exit.INTERRUPTED)

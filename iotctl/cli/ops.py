@@ -84,7 +84,7 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
     Copies in progress finish. The stages before MOVING continue, so that no slot stays closed.
     """
     from iotctl.errors import RefusedProblem
-    from iotctl.observe.operations import pick, steer
+    from iotctl.observe.operations import control, pick
     from nodeagent.model.operation import PAUSABLE
 
     session = session_of(ctx)
@@ -94,7 +94,9 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
         if found.stage not in PAUSABLE:
             raise RefusedProblem(f"{found.id} is in stage {found.stage}: nothing is left to pause")
         return session.output.would(*[] if found.paused else [f"pause {found.id} ({found.title})"])
-    _print(session, [steer(session.cluster, found.id, "pause", session.operator)], session.cluster.statuses())
+    _print(
+        session, [control(session.cluster, found.id, "pause", session.operator)], session.cluster.statuses()
+    )
     session.output.note(f"next: iotctl ops resume {found.id}")
 
 
@@ -105,7 +107,7 @@ def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = Fals
     If an operation is paused and also waits, this only ends the pause; the last line names what it waits for.
     """
     from iotctl.cli.watching import watch_operation
-    from iotctl.observe.operations import pick, steer
+    from iotctl.observe.operations import control, pick
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
@@ -113,9 +115,9 @@ def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = Fals
         goes = found.paused or found.state() == "waiting_migrate"
         return session.output.would(*[f"resume {found.id} ({found.title})"] if goes else [])
     if found.paused:
-        steer(session.cluster, found.id, "resume", session.operator)
+        control(session.cluster, found.id, "resume", session.operator)
     elif found.state() == "waiting_migrate":
-        steer(session.cluster, found.id, "go", session.operator)
+        control(session.cluster, found.id, "go", session.operator)
     watch_operation(session, found.id)
 
 
@@ -126,7 +128,7 @@ def cancel(
     """Cancel an operation. Possible up to stage SEALED, refused from OPEN on."""
     from iotctl.cli.watching import watch_operation
     from iotctl.errors import RefusedProblem
-    from iotctl.observe.operations import cancel_cost, describe_operation, pick, received_bytes, steer
+    from iotctl.observe.operations import cancel_cost, control, describe_operation, pick, received_bytes
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
@@ -150,7 +152,7 @@ def cancel(
         return session.output.would(f"cancel {found.id} ({found.title}): {cost}")
     session.output.note(f"{found.id}: {cost}")
     session.confirm(f"cancel {found.id} ({found.title})?", yes=yes)
-    steer(session.cluster, found.id, "cancel", session.operator)
+    control(session.cluster, found.id, "cancel", session.operator)
     try:
         watch_operation(session, found.id)
     except RefusedProblem:  # it was cancelled, as requested
@@ -161,7 +163,7 @@ def cancel(
 def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
     """Release the previous copies that --hold-release retains; wait for a leaving node."""
     from iotctl.cli.watching import watch_operation
-    from iotctl.observe.operations import pick, steer
+    from iotctl.observe.operations import control, pick
 
     session = session_of(ctx)
     if dry_run:
@@ -171,7 +173,7 @@ def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
         return session.output.would(
             *[f"release the previous copies of {held.id} ({held.title})"] if frees else []
         )
-    found = steer(session.cluster, operation, "release", session.operator)
+    found = control(session.cluster, operation, "release", session.operator)
     if found.leaving is not None:
         return watch_operation(session, found.id)
     _print(session, [found], session.cluster.statuses())
@@ -219,7 +221,7 @@ def set_option(
     dry_run: DryRun = False,
 ) -> None:
     """Change the copy rate of a running operation."""
-    from iotctl.observe.operations import pick, steer
+    from iotctl.observe.operations import control, pick
 
     session = session_of(ctx)
     bytes_per_s = parse_rate(rate)
@@ -230,7 +232,7 @@ def set_option(
         return session.output.would(
             *[f"set the rate of {found.id} ({found.title}) to {rate}"] if changes else []
         )
-    changed = steer(session.cluster, operation, "set", session.operator, rate=bytes_per_s)
+    changed = control(session.cluster, operation, "set", session.operator, rate=bytes_per_s)
     _print(session, [changed], session.cluster.statuses())
 
 

@@ -12,10 +12,10 @@ VALUES = ("--cluster", "--identity", "--timeout", "--output", "-o")
 FLAGS = ("--quiet", "-q", "--verbose", "-v", "--no-color", "--no-input", "--debug")
 
 
-def hoist(arguments: Sequence[str]) -> list[str]:
+def global_options_first(arguments: Sequence[str]) -> list[str]:
     """Move global options to the front and keep the order otherwise. `--` ends the search.
 
-    >>> hoist(["cluster", "status", "-o", "json"])
+    >>> global_options_first(["cluster", "status", "-o", "json"])
     ['-o', 'json', 'cluster', 'status']
     """
     front, rest = _split(arguments)
@@ -56,7 +56,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def format_of(arguments: Sequence[str]) -> str:
     """The requested output format, found before parsing: usage errors must use it too."""
-    words = hoist(arguments)
+    words = global_options_first(arguments)
     for i, word in enumerate(words):
         if word in ("-o", "--output") and i + 1 < len(words):
             return words[i + 1]

@@ -102,7 +102,7 @@ def run(
     runs = runs_dir(session.options.cluster, session.env, session.cwd)
     path = runs / f"{new_run_id()}.jsonl"
     if resume:
-        _bring(session, runs, run_id, book.file.name)
+        _import_run(session, runs, run_id, book.file.name)
     journal = find_run(runs, run_id, book.file.name) if resume else FileJournal(path)
     again = shlex.join([*_run_words(session, file, book, scope), "--resume", journal.run_id])
     session.on_interrupt = lambda: ("resuming inspects the interrupted step again", again)
@@ -139,7 +139,7 @@ def schema(ctx: typer.Context) -> None:
     session.out.write(msgspec.json.format(msgspec.json.encode(schema_of(verbs())), indent=2).decode() + "\n")
 
 
-def _bring(session: Session, runs: Path, run_id: str, name: str) -> None:
+def _import_run(session: Session, runs: Path, run_id: str, name: str) -> None:
     """Fetch the cluster's record of the run, or of all runs of the playbook `name`, to this machine."""
     from iotctl.change.lock import kept
     from iotctl.errors import IotctlError
@@ -283,7 +283,7 @@ def _reported(
     failed = next((s for s in report.steps if s.state == "failed"), None)
     if failed is not None and failed.next:
         session.output.note(f"next for {failed.id}: {failed.next}")
-    for step in reports.taken_back(report):
+    for step in reports.undoable_steps(report):
         session.output.note(f"to undo {step.id}: {step.undo}")
     if report.resume:
         session.output.note(f"next: {report.resume}")

@@ -16,10 +16,10 @@ from iotctl.change.recover import Recovery
 from iotctl.fleet.local import FleetNode
 from iotctl.lifecycle.certificates import Certificates
 from iotctl.lifecycle.deploy import Deployed, DeployPlan
-from iotctl.lifecycle.destroy import Destroyed, Doomed
+from iotctl.lifecycle.destroy import Destroyed, DestroyTarget
 from iotctl.lifecycle.hosts import Enrolment, HostsChecked
 from iotctl.lifecycle.initialise import Initialised
-from iotctl.lifecycle.rolling import Rolled, Waves
+from iotctl.lifecycle.rolling import RestartPlan, RestartReport
 from iotctl.observe.bundle import Bundle
 from iotctl.observe.events import Events
 from iotctl.observe.layout import RingView, SlotsView
@@ -135,7 +135,7 @@ class ClusterAgents(msgspec.Struct):
 
 
 class DestroyPlan(msgspec.Struct):
-    nodes: list[Doomed]
+    nodes: list[DestroyTarget]
 
 
 class NodeLog(msgspec.Struct):
@@ -172,11 +172,11 @@ BODIES: dict[str, Any] = {
     "cluster-ok-to-stop": OkToStop,
     "cluster-recover": Recovery,
     "cluster-ring": RingView,
-    "cluster-rolled": Rolled,
+    "cluster-rolled": RestartReport,
     "cluster-slots": SlotsView,
     "cluster-status": ClusterStatus,
     "cluster-trust": Enrolment,
-    "cluster-waves": Waves,
+    "cluster-waves": RestartPlan,
     "data-count": DataCount,
     "data-delete": DataDelete,
     "data-drop": DataDrop,

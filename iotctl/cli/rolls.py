@@ -15,7 +15,7 @@ from iotctl.cli.watching import watch_healthy
 
 if TYPE_CHECKING:
     from iotctl.lifecycle.machines import Machines
-    from iotctl.lifecycle.rolling import Rolled, Waves
+    from iotctl.lifecycle.rolling import RestartPlan, RestartReport
     from iotctl.output.progress import Progress
 
 HEALTHY_S = 180.0
@@ -45,12 +45,12 @@ def long_running(session: Session, names: list[str], older_than: str | None) -> 
 
 def open_machines(session: Session, *, ahead: bool = False) -> Machines:
     """Connections to the machines; with `ahead` they open now, while the SSH code loads."""
-    from iotctl.fleet.dial import Ahead, wait_s
+    from iotctl.fleet.dial import Prefetch, wait_s
     from iotctl.fleet.ssh_config import target_of
 
     source, timeout_s, begun = session.source, session.options.timeout_s, None
     if ahead and not source.is_local:
-        begun = Ahead([target_of(source, n) for n in source.file.nodes], session.env, wait_s(timeout_s))
+        begun = Prefetch([target_of(source, n) for n in source.file.nodes], session.env, wait_s(timeout_s))
 
     from iotctl.lifecycle.machines import Machines
 
@@ -64,7 +64,7 @@ def roll(
     command: str,
     at_once: int,
     between: Callable[[str], None] = lambda node: None,
-) -> Rolled:
+) -> RestartReport:
     from iotctl.lifecycle.agents import agents_of
     from iotctl.lifecycle.rolling import RollRequest, rolling
 
@@ -81,20 +81,20 @@ def roll(
         )
 
 
-def roll_none(session: Session, what: str) -> Rolled:
+def undrain_leftovers(session: Session, what: str) -> RestartReport:
     """Restart no agent, but undrain the nodes that a killed roll left draining.
 
     Does nothing if the cluster does not answer or another program holds its lock.
     """
     from iotctl.errors import BusyProblem
-    from iotctl.lifecycle.rolling import Rolled, left_draining
+    from iotctl.lifecycle.rolling import RestartReport, left_draining
     from nodeagent.model.errors import NodeAgentError
 
     with suppress(NodeAgentError, BusyProblem):
         if left_draining(session.cluster):
             with open_machines(session) as machines, session.locked(what):
                 return roll(session, machines, [], f"iotctl {what}", 1)
-    return Rolled([], [])
+    return RestartReport([], [])
 
 
 def wait_healthy(session: Session) -> bool:
@@ -103,7 +103,7 @@ def wait_healthy(session: Session) -> bool:
     return True
 
 
-def emit_rolled(session: Session, done: Rolled) -> None:
+def emit_rolled(session: Session, done: RestartReport) -> None:
     said = f"restarted {', '.join(done.restarted)}" if done.restarted else "nothing was restarted"
     session.output.emit("cluster-rolled", done, lambda: [said])
     for node in done.undrained:
@@ -112,12 +112,12 @@ def emit_rolled(session: Session, done: Rolled) -> None:
         session.output.warn(f"{node} was draining before and still is: iotctl cluster undrain {node}")
 
 
-def emit_waves(session: Session, found: Waves, what: str) -> None:
+def emit_waves(session: Session, found: RestartPlan, what: str) -> None:
     lines = wave_lines(found, what) or [f"nothing would {what}"]
     session.output.emit("cluster-waves", found, lambda: ["\n".join(lines)])
 
 
-def wave_lines(found: Waves, what: str) -> list[str]:
+def wave_lines(found: RestartPlan, what: str) -> list[str]:
     lines = [f"{i}. {what} {', '.join(wave)}" for i, wave in enumerate(found.waves, 1)]
     if found.blocked:
         lines.append(f"not possible now: {', '.join(found.blocked)} ({found.why})")

@@ -21,7 +21,7 @@ Begun = tuple[Route, socket.socket | None]
 """The route to a machine, and a connection to it if it is reached directly and accepts one."""
 
 
-class Ahead:
+class Prefetch:
     """Prefetched routes and connections; each can be taken once."""
 
     def __init__(self, targets: Sequence[Target], env: Mapping[str, str], timeout_s: float) -> None:

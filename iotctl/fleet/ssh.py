@@ -22,7 +22,7 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure
 
 from iotctl.errors import InputProblem, Unreachable
-from iotctl.fleet.dial import CONNECT_TIMEOUT_S, Ahead, dial
+from iotctl.fleet.dial import CONNECT_TIMEOUT_S, Prefetch, dial
 from iotctl.fleet.host import RUN_TIMEOUT_S, Ran, late
 from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
 from iotctl.fleet.ssh_config import Route, Target, jump_target, route_of
@@ -105,7 +105,7 @@ class Connector:
         env: Mapping[str, str],
         *,
         timeout_s: float = CONNECT_TIMEOUT_S,
-        ahead: Ahead | None = None,
+        ahead: Prefetch | None = None,
     ) -> None:
         """`ahead`: prefetched connections, closed together with this connector."""
         self._ahead = ahead

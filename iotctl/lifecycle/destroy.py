@@ -13,7 +13,7 @@ from iotctl.lifecycle.node_settings import check_ours
 from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 
-class Doomed(msgspec.Struct, frozen=True):
+class DestroyTarget(msgspec.Struct, frozen=True):
     """`there`: the machine holds this node, or a part of it. `error`: why that is unknown, else ""."""
 
     node: str
@@ -33,7 +33,7 @@ class Destroyed(msgspec.Struct, frozen=True):
     software: list[str]
 
 
-def survey(source: ClusterSource, machines: Machines) -> list[Doomed]:
+def survey(source: ClusterSource, machines: Machines) -> list[DestroyTarget]:
     """What `destroy` would delete; nothing is changed.
 
     Raises:
@@ -46,15 +46,15 @@ def survey(source: ClusterSource, machines: Machines) -> list[Doomed]:
     return [_doomed(source, node, answers[node.name]) for node in nodes]
 
 
-def _doomed(source: ClusterSource, node: NodeEntry, found: Found | Unreachable) -> Doomed:
+def _doomed(source: ClusterSource, node: NodeEntry, found: Found | Unreachable) -> DestroyTarget:
     home = source.data_dir_of(node)
     if isinstance(found, Unreachable):
-        return Doomed(node.name, node.host, home, there=False, running=False, error=found.what)
+        return DestroyTarget(node.name, node.host, home, there=False, running=False, error=found.what)
     there = bool(found.files or found.key or found.app or found.running or found.kept or found.unit)
-    return Doomed(node.name, node.host, home, there=there, running=bool(found.running), error="")
+    return DestroyTarget(node.name, node.host, home, there=there, running=bool(found.running), error="")
 
 
-def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[Doomed]) -> Destroyed:
+def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[DestroyTarget]) -> Destroyed:
     """Stop every agent first, so that none reports the others as failed; then delete. May be repeated.
 
     Raises:

@@ -10,7 +10,7 @@ from iotctl.errors import RefusedProblem, Unreachable, UsageProblem
 from iotctl.fleet import deployment, facts
 from iotctl.fleet.asking import Question, ask
 from iotctl.fleet.deployment import Found
-from iotctl.fleet.dial import Ahead, wait_s
+from iotctl.fleet.dial import Prefetch, wait_s
 from iotctl.fleet.facts import Facts
 from iotctl.fleet.findings import Place
 from iotctl.fleet.host import Host, ThisHost
@@ -39,7 +39,7 @@ class Machines:
         source: ClusterSource,
         env: Mapping[str, str],
         timeout_s: float | None = None,
-        ahead: Ahead | None = None,
+        ahead: Prefetch | None = None,
     ) -> None:
         self.source = source
         self._connector = Connector(

@@ -74,11 +74,11 @@ def check_layout(source: ClusterSource) -> None:
     Raises:
         RefusedProblem: the ring violates one; names the group or node.
     """
-    from iotctl.plan.layout import objections
+    from iotctl.plan.layout import layout_violations
 
     nodes = ring_order(source)
     ring = initial_ring([n.name for n in nodes], [n.weight for n in nodes])
-    for _, _, why in objections(ring, source.zones, source.file.cluster.replicas):
+    for _, _, why in layout_violations(ring, source.zones, source.file.cluster.replicas):
         raise RefusedProblem(
             f"no ring of these nodes satisfies cluster.yaml: {why}; nothing was changed",
             next=f"correct the zones, weights or order in {source.path}, or add --accept-layout",

@@ -104,7 +104,7 @@ class SshProvisioner(Provisioner):
             return f"{name} was removed, but its agent was not stopped: {error.what}; the cluster ignores it"
         return f"{name}: its agent has stopped, its files are in {aside}" if aside else ""
 
-    def last_words(self, entry: NodeEntry) -> str:
+    def log_tail(self, entry: NodeEntry) -> str:
         with contextlib.suppress(IotctlError):
             return self._agent(entry)[1].log_tail(3)
         return ""

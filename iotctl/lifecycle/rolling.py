@@ -38,7 +38,7 @@ OnStep = Callable[[str, int, int, str], None]
 """Called with the step, how many of how many nodes are done, and the node concerned."""
 
 
-class Rolled(msgspec.Struct, frozen=True):
+class RestartReport(msgspec.Struct, frozen=True):
     """`order`: the batches of nodes that were down together. `draining`: the nodes that were draining before
     and still are. `undrained`: the nodes that a killed rolling restart had left draining."""
 
@@ -48,7 +48,7 @@ class Rolled(msgspec.Struct, frozen=True):
     undrained: list[str] = []
 
 
-class Waves(msgspec.Struct, frozen=True):
+class RestartPlan(msgspec.Struct, frozen=True):
     """A rolling restart as it would go in the present state of the cluster: `waves` stop one after the other;
     `blocked` nodes cannot stop, because of `why`."""
 
@@ -57,7 +57,7 @@ class Waves(msgspec.Struct, frozen=True):
     why: str
 
 
-def plan_waves(cluster: Cluster, names: Sequence[str], at_once: int) -> Waves:
+def plan_waves(cluster: Cluster, names: Sequence[str], at_once: int) -> RestartPlan:
     """What `rolling` would do, by the same gate; nothing is stopped.
 
     Raises:
@@ -72,7 +72,7 @@ def plan_waves(cluster: Cluster, names: Sequence[str], at_once: int) -> Waves:
     while left and (batch := _next(facts, left, at_once)):
         waves.append(batch)
         left = [n for n in left if n not in batch]
-    return Waves(waves, left, _unsafe(decide(facts, left[:1], now_ms=0), left[0]).why if left else "")
+    return RestartPlan(waves, left, _unsafe(decide(facts, left[:1], now_ms=0), left[0]).why if left else "")
 
 
 def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int) -> list[str]:
@@ -126,7 +126,7 @@ def rolling(
     between: Callable[[str], None] = lambda node: None,
     check: Callable[[], int] = lambda: 0,
     timing: Timing = REAL_TIME,
-) -> Rolled:
+) -> RestartReport:
     """Restart `names`, at most `at_once` at the same time. Nodes that the cluster does not know hold no data
     and come first. Before that, nodes that a killed rolling restart left draining are undrained.
 
@@ -168,7 +168,7 @@ class _Roll:
         self._drained: set[str] = set()
         """Nodes that were draining before."""
 
-    def run(self) -> Rolled:
+    def run(self) -> RestartReport:
         cluster, names = self._cluster, self._names
         undrained = left_draining(cluster) if self._request.alone else []
         for node in undrained:
@@ -187,7 +187,7 @@ class _Roll:
             order.append(batch)
             self._on_step("restarted", len(names) - len(left), len(names), ", ".join(batch))
         restarted = [n for batch in order for n in batch]
-        return Rolled(restarted, order, [n for n in restarted if n in self._drained], undrained)
+        return RestartReport(restarted, order, [n for n in restarted if n in self._drained], undrained)
 
     def _next_batch(self, left: list[str]) -> tuple[list[str], list[str]]:
         """Restart one batch of `left`; returns the batch and the rest.

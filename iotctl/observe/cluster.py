@@ -11,7 +11,15 @@ from iotctl.spec.cluster import ClusterSource
 from iotctl.spec.find import pem_of
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import Operation, Ranges
-from nodeagent.model.requests import BeginChange, ManifestReply, MetaView, NodeStatus, Reply, Request, Steer
+from nodeagent.model.requests import (
+    BeginChange,
+    ControlOperation,
+    ManifestReply,
+    MetaView,
+    NodeStatus,
+    Reply,
+    Request,
+)
 from nodeagent.model.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -52,7 +60,7 @@ class Cluster(Protocol):
 
     def begin_change(self, change: BeginChange) -> Operation: ...
 
-    def steer(self, steer: Steer) -> Operation: ...
+    def control(self, control: ControlOperation) -> Operation: ...
 
     def schemas(self) -> list[TableSchema]: ...
 

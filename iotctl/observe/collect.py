@@ -81,7 +81,7 @@ def current_of(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupSt
     return node, group
 
 
-def is_heard(facts: Facts, leader: str, voter: str) -> bool:
+def heard_recently(facts: Facts, leader: str, voter: str) -> bool:
     """Whether `leader` heard `voter` recently and since `voter` started. Both must have answered us."""
     if voter == leader:
         return True

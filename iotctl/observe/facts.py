@@ -72,7 +72,7 @@ def plan_facts(
         rate_bytes_per_s=rate or RATE_BYTES_PER_S,
         spec_hash=spec_hash(source),
         write_rates=slot_write_rates(cluster, facts.statuses, view) if write_rates else {},
-        members={g.header: g.members for g in view.groups if not g.dissolving},
+        members={g.owner: g.members for g in view.groups if not g.dissolving},
         zones=source.zones,
         weights=source.weights,
         start=start_command(source, [n for n, facts_of in nodes.items() if not facts_of.live]),

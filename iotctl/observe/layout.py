@@ -7,7 +7,7 @@ import numpy as np
 
 from iotctl.errors import RefusedProblem
 from iotctl.observe.cluster import Cluster
-from iotctl.plan.layout import Crowd, stops_with_a_zone
+from iotctl.plan.layout import ZoneOverlap, stops_with_a_zone
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import ENDED
@@ -45,7 +45,7 @@ class RingView(msgspec.Struct, frozen=True):
     replicas: int
     slots: int
     nodes: list[RingRow]
-    crowded: list[Crowd]
+    crowded: list[ZoneOverlap]
 
 
 class SlotRange(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ def ring_of(cluster: Cluster, source: ClusterSource) -> RingView:
     view = cluster.meta()
     owned = _owned(view)
     total = view.settings.slots
-    groups = {g.header: g for g in view.groups if not g.dissolving}
+    groups = {g.owner: g for g in view.groups if not g.dissolving}
     records = {n.node: n for n in view.nodes}
     rows = []
     for node in view.ring:
@@ -142,7 +142,7 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
     if storage_group is not None and storage_group.lower() not in known:
         why = f"storage groups: {', '.join(known) or 'none'}"
         raise RefusedProblem(f"there is no storage group {storage_group}", why=why, next="iotctl data schema")
-    groups = {g.header: g for g in view.groups if not g.dissolving}
+    groups = {g.owner: g for g in view.groups if not g.dissolving}
     ranges = [
         SlotRange(start, end, header, *_group_of(groups, header), _moving_from(view, start))
         for start, end, header in _cut(view)

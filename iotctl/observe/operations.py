@@ -10,7 +10,7 @@ from iotctl.humanize import bytes_text, time_text
 from iotctl.observe.cluster import Cluster
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import ENDED, Operation, Ranges, Stage
-from nodeagent.model.requests import GetOperation, MetaView, NodeStatus, OperationReply, Steer
+from nodeagent.model.requests import ControlOperation, GetOperation, MetaView, NodeStatus, OperationReply
 from nodeagent.partition import ranges
 
 POLL_S = 0.25
@@ -64,13 +64,13 @@ def describe_operation(
 ) -> OperationRow:
     """`received`: by node, the file bytes pulled for this operation, as far as known."""
     total = operation.moved_slots or ranges.count(ranges.union(*(m.slots for m in operation.moves)))
-    done = total if operation.stage in (Stage.RELEASED, Stage.DONE) else ranges.count(copied(operation))
+    done = total if operation.stage in (Stage.CLEANUP, Stage.DONE) else ranges.count(copied(operation))
     by_copies = operation.copied_bytes + sum(c.bytes_received for c in operation.copies)
     bytes_done = max(by_copies, sum((received or {}).values()))
     share = done / total if total else 1.0
     entered = operation.stages[-1].entered_ms if operation.stages else operation.started_ms
     eta = None
-    if operation.stage is Stage.MOVING and 0 < share < 1:
+    if operation.stage is Stage.COPYING and 0 < share < 1:
         eta = round((now_ms - entered) / 1000 * (1 - share) / share, 1)
     return OperationRow(
         id=operation.id,
@@ -93,7 +93,7 @@ def describe_operation(
             # The two times may come from the clocks of two leaders, which can differ by more than the
             # stage took.
             StageRow(
-                s.name, s.entered_ms, max(s.left_ms, s.entered_ms) if s.left_ms else None, list(s.evidence)
+                s.name, s.entered_ms, max(s.left_ms, s.entered_ms) if s.left_ms else None, list(s.reports)
             )
             for s in operation.stages
         ],
@@ -123,11 +123,11 @@ def blocked_on(operation: Operation) -> str:
             return _missing("seal of", operation.losing, set(operation.sealed))
         case Stage.OPEN:
             return _missing("opening of", _opening(operation), set(operation.opened))
-        case Stage.FORMAL:
+        case Stage.RECONFIGURING:
             return _missing("members of", [c.group for c in operation.changes], set(operation.formed))
-        case Stage.MOVING:
+        case Stage.COPYING:
             return _blocked_moving(operation)
-        case Stage.RELEASED:
+        case Stage.CLEANUP:
             return _missing("release by", operation.losing, set(operation.released))
         case _:
             return ""
@@ -241,9 +241,9 @@ def whole(cluster: Cluster, operation: Operation) -> Operation:
     return reply.operation
 
 
-def steer(cluster: Cluster, operation: str, verb: str, by: str, *, rate: int = -1) -> Operation:
+def control(cluster: Cluster, operation: str, verb: str, by: str, *, rate: int = -1) -> Operation:
     """Send one verb (go, release, pause, cancel, set, …) to the meta group; returns the updated operation."""
-    return cluster.steer(Steer(operation=operation, verb=verb, by=by, rate_bytes_per_s=rate))
+    return cluster.control(ControlOperation(operation=operation, verb=verb, by=by, rate_bytes_per_s=rate))
 
 
 OnOperation = Callable[[Operation], None]

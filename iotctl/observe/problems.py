@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from iotctl.humanize import span_text
-from iotctl.observe.collect import Facts, current_of, is_heard, replicas_of
+from iotctl.observe.collect import Facts, current_of, heard_recently, replicas_of
 from iotctl.observe.model import DEAD, GroupRow, MetaRow, NodeRow, Problem
 from iotctl.observe.operations import WAITS, OperationRow, removed_by
 from nodeagent.model.features import Levels, refusal
@@ -232,7 +232,7 @@ def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
             continue
         for voter in current.voters:
             runs = voter in replicas and replicas[voter].state == "running"
-            if runs and not is_heard(facts, leader, voter):
+            if runs and not heard_recently(facts, leader, voter):
                 message = f"{leader}, which leads {group}, has not heard {voter} recently"
                 problem = Problem("error", "unheard", voter, group, message, WAIT_HEALTHY)
                 found.setdefault((leader, voter), problem)

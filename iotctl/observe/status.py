@@ -119,14 +119,14 @@ def _group_rows(facts: Facts) -> list[GroupRow]:
         rows.append(
             GroupRow(
                 group=record.group,
-                header=record.header,
+                header=record.owner,
                 members=list(record.members),
                 live=[m for m in record.members if m in live],
                 leader=leader,
                 term=known.term if known else 0,
                 quorum=has_quorum(voters, live),
                 dissolving=record.dissolving,
-                slots=0 if record.dissolving else owned.get(record.header, 0),
+                slots=0 if record.dissolving else owned.get(record.owner, 0),
                 files=known.files if known else 0,
                 bytes=known.bytes if known else 0,
                 rows=known.rows if known else 0,

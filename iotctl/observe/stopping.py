@@ -10,7 +10,7 @@ import msgspec
 
 from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.observe.cluster import Cluster
-from iotctl.observe.collect import Facts, collect, current_of, is_heard, replicas_of
+from iotctl.observe.collect import Facts, collect, current_of, heard_recently, replicas_of
 from nodeagent.model.ids import META
 from nodeagent.model.requests import GroupStatus
 
@@ -123,7 +123,7 @@ def _unfit(
         return f"is {replica.state}"
     if leader is None or current is None:
         return "has no leader"
-    if not is_heard(facts, leader, voter):
+    if not heard_recently(facts, leader, voter):
         return f"was not heard by {leader} recently"
     lag = 0 if voter == leader else current.lag.get(voter, 0)
     return f"is {lag} entries behind" if lag > LAG_ENTRIES_MAX else ""

@@ -38,7 +38,7 @@ def cluster_parts(cluster: Cluster, slots: Ranges, node: NodeId) -> list[Cluster
     parts: list[ClusterPart] = []
     for record in meta.groups:
         nodes = tuple(n for n in record.members if not node or n == node)
-        owned = ranges.union(tuple((a, b) for a, b, h in meta.owners if h == record.header))
+        owned = ranges.union(tuple((a, b) for a, b, h in meta.owners if h == record.owner))
         wanted = ranges.intersect(owned, slots) if slots else owned
         if record.dissolving or not nodes or not wanted:
             continue

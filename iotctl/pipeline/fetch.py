@@ -14,11 +14,11 @@ from nodeagent.model.requests import Chunk, FetchChunk
 FETCHES_MAX = 8
 """How many files one task fetches in parallel."""
 
-Wish = tuple[NodeId, str, str, int]
+FileRequest = tuple[NodeId, str, str, int]
 """(node, snapshot, name, size in bytes)."""
 
 
-def fetch_file(cluster: Cluster, wish: Wish) -> bytes:
+def fetch_file(cluster: Cluster, wish: FileRequest) -> bytes:
     """The whole file, not yet checked against its hash.
 
     Raises:
@@ -41,10 +41,10 @@ def fetch_file(cluster: Cluster, wish: Wish) -> bytes:
             return b"".join(parts) if len(parts) > 1 else parts[0]
 
 
-def fetch_files(cluster: Cluster, wishes: Sequence[Wish]) -> list[bytes | NodeAgentError]:
+def fetch_files(cluster: Cluster, wishes: Sequence[FileRequest]) -> list[bytes | NodeAgentError]:
     """Each file or its error, in the order of the wishes."""
 
-    def one(wish: Wish) -> bytes | NodeAgentError:
+    def one(wish: FileRequest) -> bytes | NodeAgentError:
         try:
             return fetch_file(cluster, wish)
         except NodeAgentError as error:

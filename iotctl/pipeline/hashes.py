@@ -9,7 +9,7 @@ from iotctl.pipeline.replicas import (
     ASKS_MAX,
     RECHECK_DELAY_S,
     RECHECKS,
-    Chosen,
+    FileSelection,
     GroupView,
     Replica,
     at_once,
@@ -39,7 +39,9 @@ class Hashed:
     bytes: int = 0
 
 
-def check_hashes(cluster: Cluster, views: Sequence[GroupView], chosen: Chosen, progress: Progress) -> Hashed:
+def check_hashes(
+    cluster: Cluster, views: Sequence[GroupView], chosen: FileSelection, progress: Progress
+) -> Hashed:
     """Have every replica re-read its bytes.
 
     A file that no longer exists when its turn comes was merged into a new file, or its slot has moved. The
@@ -61,7 +63,7 @@ def _present_view(
     cluster: Cluster,
     view: GroupView,
     released: Sequence[Unread],
-    chosen: Chosen,
+    chosen: FileSelection,
     total: Hashed,
     progress: Progress,
 ) -> GroupView:
@@ -69,7 +71,7 @@ def _present_view(
     slots = {u.slot for u in released if u.group == view.group and u.slot is not None}
     fresh = GroupView(view.group, view.cut, view.members, view.replicas if slots else [])
     if slots:
-        wanted = Chosen(ranges.from_slots(slots), chosen.storage_groups)
+        wanted = FileSelection(ranges.from_slots(slots), chosen.storage_groups)
         total.unread += list_again(cluster, fresh, wanted)
         mismatches, unread = compare_manifests(cluster, [fresh], wanted, progress)
         total.mismatches += mismatches

@@ -10,7 +10,7 @@ from iotctl.pipeline.link import Cluster, expect
 from iotctl.renewal import Renewal
 from nodeagent.model.errors import Busy, NodeAgentError, Refused
 from nodeagent.model.operation import Operation
-from nodeagent.model.requests import OperationReply, Steer
+from nodeagent.model.requests import ControlOperation, OperationReply
 
 TTL_MS = 30_000
 
@@ -27,7 +27,7 @@ class HeldLease:
         self._operation = operation
         self._by = by
         self._owner = owner
-        self._renewal = Renewal(lambda: self._steer("lease"), TTL_MS, "lease", _is_lost)
+        self._renewal = Renewal(lambda: self._control("lease"), TTL_MS, "lease", _is_lost)
         self._not_released = ""
 
     @property
@@ -36,7 +36,7 @@ class HeldLease:
 
     def __enter__(self) -> Self:
         """Raises `Busy` if another job holds the lease."""
-        self._steer("lease")
+        self._control("lease")
         self._renewal.__enter__()
         return self
 
@@ -47,10 +47,10 @@ class HeldLease:
         if self.lost:
             return
         try:
-            self._steer("unlease")
+            self._control("unlease")
         except NodeAgentError as failure:
             self._not_released = f"not released, expires by itself: {failure.what}"
 
-    def _steer(self, verb: str) -> Operation:
-        request = Steer(self._operation, verb, self._by, owner=self._owner, ttl_ms=TTL_MS)
+    def _control(self, verb: str) -> Operation:
+        request = ControlOperation(self._operation, verb, self._by, owner=self._owner, ttl_ms=TTL_MS)
         return expect(self._cluster.call_meta(request), OperationReply).operation

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from iotctl.pipeline.handover import verify_handover
 from iotctl.pipeline.jobs import run_tasks
 from iotctl.pipeline.lease import HeldLease
 from iotctl.pipeline.link import Cluster, Spec, connect, connect_cached, expect
 from iotctl.pipeline.report import FailedUnit, MigrateReport, Progress, Silent, Verified, VerifyReport
 from iotctl.pipeline.session import DEFAULT_MASTER, spark_session
+from iotctl.pipeline.slot_migration import verify_migration
 from iotctl.pipeline.units import PullOrder, missing_slots, pull_orders
 from nodeagent.model.errors import (
     FileCorrupt,
@@ -35,7 +35,14 @@ from nodeagent.model.errors import (
 )
 from nodeagent.model.ids import NodeId
 from nodeagent.model.operation import Operation, Stage
-from nodeagent.model.requests import GetOperation, MetaView, OperationReply, PullUnit, Steer, UnitPulled
+from nodeagent.model.requests import (
+    ControlOperation,
+    GetOperation,
+    MetaView,
+    OperationReply,
+    PullUnit,
+    UnitPulled,
+)
 from nodeagent.partition import ranges
 
 if TYPE_CHECKING:
@@ -137,7 +144,7 @@ class _Migration:
                 next_step=f"iotctl ops show {self.id}",
             )
         self.check_running()
-        if operation.stage is Stage.MOVING:
+        if operation.stage is Stage.COPYING:
             owner = f"migrate-{uuid.uuid4().hex[:12]}"
             with HeldLease(self.cluster, self.id, self.by, owner) as lease:
                 self._go(rate)
@@ -174,16 +181,16 @@ class _Migration:
             return operation
         return expect(self.cluster.call_meta(GetOperation(self.id)), OperationReply).operation
 
-    def _steer(self, verb: str, *, rate: int = -1, report: str = "") -> Operation:
-        request = Steer(self.id, verb, self.by, rate_bytes_per_s=rate, report=report)
+    def _control(self, verb: str, *, rate: int = -1, report: str = "") -> Operation:
+        request = ControlOperation(self.id, verb, self.by, rate_bytes_per_s=rate, report=report)
         return expect(self.cluster.call_meta(request), OperationReply).operation
 
     def _go(self, rate: int | None) -> None:
         operation = self.find()
         if operation.options.no_migrate and not operation.migrate_go:
-            self._steer("go")
+            self._control("go")
         if rate is not None:
-            self._steer("set", rate=rate)
+            self._control("set", rate=rate)
 
     def _wait(self, phase: str, timeout_s: float, until: Callable[[Operation], bool]) -> Operation:
         """Poll until the condition holds, the operation has ended or the timeout expires."""
@@ -201,7 +208,7 @@ class _Migration:
             meta, operation = self._find()
             incarnations = {n.node: n.incarnation for n in meta.nodes}
             orders = pull_orders(operation, incarnations, ORDERS_PER_NODE)
-            if operation.stage is not Stage.MOVING or not orders:
+            if operation.stage is not Stage.COPYING or not orders:
                 self.report.failed = []
                 return
             if lease.lost:
@@ -246,7 +253,7 @@ class _Migration:
         self._wait(
             "waiting for the copies to be recorded",
             ADOPT_TIMEOUT_S,
-            lambda op: op.stage is not Stage.MOVING or not missing_slots(op, incarnations),
+            lambda op: op.stage is not Stage.COPYING or not missing_slots(op, incarnations),
         )
 
     def _await_adoption(self) -> None:
@@ -264,8 +271,8 @@ class _Migration:
     def _verify(self, session: "SparkSession", depth: str) -> None:
         """Compare the copies, and sign off if they pass."""
         meta, operation = self._find()
-        against = "previous-holders" if operation.stage is Stage.MOVING else "replicas"
-        found = verify_handover(
+        against = "previous-holders" if operation.stage is Stage.COPYING else "replicas"
+        found = verify_migration(
             session, self.cluster, self.spec, meta, operation, depth, against, self.progress
         )
         self.report.verification = found
@@ -279,7 +286,7 @@ class _Migration:
             against,
         )
         if found.passed and operation.options.verify and not operation.signed_off and not operation.ended:
-            self._steer("sign-off", report=_sign_off_text(found, against))
+            self._control("sign-off", report=_sign_off_text(found, against))
 
     def _finish(self) -> None:
         """Wait for the release that follows by itself, then record the operation's state."""
@@ -293,7 +300,7 @@ class _Migration:
 
 
 def _movable(operation: Operation) -> bool:
-    return operation.stage in (Stage.MOVING, Stage.RELEASED)
+    return operation.stage in (Stage.COPYING, Stage.CLEANUP)
 
 
 def _adopted(operation: Operation) -> bool:

@@ -52,7 +52,7 @@ there, that is the adopted file's order without its first number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cure:
+class RepairAction:
     """A repair action: `node` gets the file `wanted`, which `holders` have whole. `kept` are copies of
     previous holders, used if no majority holds the file."""
 
@@ -68,7 +68,7 @@ class Cure:
 
 
 @dataclass(frozen=True, slots=True)
-class Hopeless:
+class Unrepairable:
     """An unrepairable file of a replica."""
 
     node: NodeId
@@ -79,11 +79,11 @@ class Hopeless:
 
 def decide(
     view: GroupView, hashes: Hashes, depth: str, signed_off: SignedOff = MappingProxyType({})
-) -> tuple[list[Cure], list[Hopeless]]:
+) -> tuple[list[RepairAction], list[Unrepairable]]:
     """Repair actions and unrepairable files for every file of the view that is not equal and whole on all
     replicas."""
-    cures: list[Cure] = []
-    hopeless: list[Hopeless] = []
+    cures: list[RepairAction] = []
+    hopeless: list[Unrepairable] = []
     slots = {name: meta.slot for r in view.replicas for name, meta in r.files.items()}
     for name in sorted(slots):
         wanted, holders = _majority(view, hashes, name)
@@ -98,10 +98,10 @@ def decide(
             own = replica.files.get(name)
             reason = _why_not(view, hashes, depth, name, own, replica, wanted)
             if reason:
-                hopeless.append(Hopeless(replica.node, slots[name], name, reason))
+                hopeless.append(Unrepairable(replica.node, slots[name], name, reason))
             elif wanted is not None:
                 elsewhere = tuple(ref for ref in kept if ref.node != replica.node)
-                cures.append(Cure(replica.node, view.group, wanted, holders, elsewhere))
+                cures.append(RepairAction(replica.node, view.group, wanted, holders, elsewhere))
     return cures, hopeless
 
 
@@ -188,7 +188,7 @@ class Repairer:
         parts = [_narrowed(view, {slot for _, slot in asked}) for view in views]
         parts = [part for part in parts if any(r.files for r in part.replicas)]
         hashes = self._hashes(parts)
-        cures: list[Cure] = []
+        cures: list[RepairAction] = []
         for part in parts:
             some, hopeless = decide(part, hashes, self._depth)
             if hopeless and (signed_off := self._signed_off(part)):
@@ -237,7 +237,7 @@ class Repairer:
                         found[pulled.slot, meta.order, meta.xxh3].append(ref)
         return {key: tuple(refs) for key, refs in found.items()}
 
-    def _cure(self, cure: Cure) -> None:
+    def _cure(self, cure: RepairAction) -> None:
         try:
             sources = self._sources(cure)
             request = RepairFile(cure.group, cure.wanted, tuple(sources))
@@ -256,7 +256,7 @@ class Repairer:
             )
         )
 
-    def _sources(self, cure: Cure) -> list[FileRef]:
+    def _sources(self, cure: RepairAction) -> list[FileRef]:
         """Snapshots with the wanted file: first those of whole replicas, then previous holders' copies.
 
         Raises:

@@ -97,7 +97,7 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class FileSelection:
     """Selects files; empty means all."""
 
     slots: Ranges = ()
@@ -124,7 +124,7 @@ def at_once(
 
 
 def view_groups(
-    cluster: Cluster, groups: Sequence[GroupRecord], chosen: Chosen, progress: Progress
+    cluster: Cluster, groups: Sequence[GroupRecord], chosen: FileSelection, progress: Progress
 ) -> tuple[list[GroupView], list[Unread]]:
     """The manifests of all replicas at their group's cut, and the replicas without an answer."""
     progress.update("closing files in memory", 0, len(groups))
@@ -155,7 +155,7 @@ def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
         return None
 
 
-def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -> Replica | Unread:
+def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: FileSelection) -> Replica | Unread:
     """The replica's files, once it has made all files up to the cut."""
     started = moved = busy = closed_at = time.monotonic()
     made, seen = -1, set[str]()
@@ -189,7 +189,9 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
         time.sleep(SETTLE_POLL_S)
 
 
-def _damaged(reply: ManifestReply, files: Mapping[str, FileMeta], chosen: Chosen) -> tuple[DamagedFile, ...]:
+def _damaged(
+    reply: ManifestReply, files: Mapping[str, FileMeta], chosen: FileSelection
+) -> tuple[DamagedFile, ...]:
     """Damage of the chosen files; without a choice, also of retained files of slots that left the group,
     which the nodes that copied them reported."""
     listed = {f.name for f in reply.files}
@@ -208,7 +210,7 @@ def _before(meta: FileMeta, cut: int | None) -> bool:
 
 
 def compare_manifests(
-    cluster: Cluster, views: Sequence[GroupView], chosen: Chosen, progress: Progress
+    cluster: Cluster, views: Sequence[GroupView], chosen: FileSelection, progress: Progress
 ) -> tuple[list[Mismatch], list[Unread]]:
     """Files whose recorded size, hash or sums differ between the replicas of a group.
 
@@ -229,7 +231,7 @@ def compare_manifests(
     return mismatches, unread
 
 
-def list_again(cluster: Cluster, view: GroupView, chosen: Chosen) -> list[Unread]:
+def list_again(cluster: Cluster, view: GroupView, chosen: FileSelection) -> list[Unread]:
     """Update the view's replicas at a new cut: the leader may have merged files since the last cut that the
     others still have to merge. Replicas without an answer are removed from the view and returned."""
     if view.cut is not None:

@@ -21,7 +21,7 @@ from iotctl.pipeline.hashes import check_hashes
 from iotctl.pipeline.link import Cluster, Spec, connect
 from iotctl.pipeline.repair import Repairer, settle
 from iotctl.pipeline.replicas import (
-    Chosen,
+    FileSelection,
     GroupView,
     compare_manifests,
     damage_found,
@@ -151,7 +151,7 @@ class _Comparison:
     ) -> tuple[VerifyReport, list[GroupView]]:
         """The report, and the views of the groups that it is based on."""
         report = VerifyReport(self.depth)
-        chosen = Chosen(slots, storage_groups)
+        chosen = FileSelection(slots, storage_groups)
         views, unread = view_groups(self.cluster, groups, chosen, self.progress)
         report.unread += unread
         recorded, unread = compare_manifests(self.cluster, views, chosen, self.progress)
@@ -175,7 +175,7 @@ class _Comparison:
         hashed = {(r.node, name) for view in views for r in view.replicas for name in r.files}
         return [m for m in found if m.node in unread or (m.node, m.file) not in hashed]
 
-    def _hashes(self, views: Sequence[GroupView], chosen: Chosen, report: VerifyReport) -> None:
+    def _hashes(self, views: Sequence[GroupView], chosen: FileSelection, report: VerifyReport) -> None:
         found = check_hashes(self.cluster, views, chosen, self.progress)
         report.files, report.bytes = found.files, found.bytes
         report.add_mismatches(found.mismatches)
@@ -231,7 +231,7 @@ def _in_migration(meta: MetaView) -> list[Unread]:
 
 
 def _moving(operation: Operation) -> bool:
-    return operation.stage not in (*ENDED, Stage.PLANNED, Stage.RELEASED)
+    return operation.stage not in (*ENDED, Stage.PLANNED, Stage.CLEANUP)
 
 
 def _record(report: VerifyReport, views: Sequence[GroupView]) -> None:

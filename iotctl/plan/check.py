@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from iotctl.plan.facts import ClusterFacts
-from iotctl.plan.layout import objections
+from iotctl.plan.layout import layout_violations
 from iotctl.plan.model import NodePeak, Refusal
 from nodeagent.model.errors import InvalidName
 from nodeagent.model.ids import NodeId, check_node_id
@@ -91,7 +91,7 @@ def check_layout(facts: ClusterFacts, final: Ring) -> Iterator[Refusal]:
     """Layout violations of the final ring that today's ring does not have to the same degree."""
     today = facts.table.ring
     if final != today:
-        for code, subject, why in objections(final, facts.zones, facts.replicas, today):
+        for code, subject, why in layout_violations(final, facts.zones, facts.replicas, today):
             yield Refusal(code, subject, why, LAYOUT_NEXT[code])
 
 

@@ -28,7 +28,7 @@ Zones = Mapping[NodeId, str]
 Weights = Mapping[NodeId, float]
 
 
-class Crowd(msgspec.Struct, frozen=True):
+class ZoneOverlap(msgspec.Struct, frozen=True):
     """A zone overlap: a group that stops if `zone` fails, because too many of its members are in it."""
 
     header: NodeId
@@ -43,23 +43,23 @@ def members_allowed(zones: Zones, nodes: Collection[NodeId], replicas: int) -> i
     return max(-(-members // max(1, known)), (members - 1) // 2)
 
 
-def crowds(ring: Ring, zones: Zones, replicas: int, allowed: int | None = None) -> list[Crowd]:
+def crowds(ring: Ring, zones: Zones, replicas: int, allowed: int | None = None) -> list[ZoneOverlap]:
     """The groups with more than `allowed` members in one zone (None: `members_allowed`)."""
     most = members_allowed(zones, ring.names, replicas) if allowed is None else allowed
     groups = ((h, ring.members(h, replicas)) for h in ring.names) if zones else ()
     return [c for header, members in groups for c in crowded(header, members, zones, most)]
 
 
-def stops_with_a_zone(header: NodeId, members: Sequence[NodeId], zones: Zones) -> list[Crowd]:
+def stops_with_a_zone(header: NodeId, members: Sequence[NodeId], zones: Zones) -> list[ZoneOverlap]:
     """The zones whose failure costs this group its quorum."""
     return crowded(header, members, zones, (len(members) - 1) // 2)
 
 
-def crowded(header: NodeId, members: Sequence[NodeId], zones: Zones, allowed: int) -> list[Crowd]:
+def crowded(header: NodeId, members: Sequence[NodeId], zones: Zones, allowed: int) -> list[ZoneOverlap]:
     """The zones that hold more than `allowed` members of one group."""
     counts = Counter(zones[n] for n in members if zones.get(n))
     return [
-        Crowd(header, zone, tuple(n for n in members if zones.get(n) == zone))
+        ZoneOverlap(header, zone, tuple(n for n in members if zones.get(n) == zone))
         for zone, count in counts.items()
         if count > allowed
     ]
@@ -132,7 +132,7 @@ def overload(ring: Ring, replicas: int) -> tuple[NodeId, float]:
     return worst, loads[worst]
 
 
-def objections(
+def layout_violations(
     ring: Ring, zones: Zones, replicas: int, today: Ring | None = None
 ) -> Iterator[tuple[str, NodeId, str]]:
     """The layout violations of `ring` that `today` has to a lesser degree, as (`zones` or `weights`, the

@@ -113,7 +113,7 @@ class FileJournal:
                 ) from None
 
 
-class Keeper(Protocol):
+class ClusterRecord(Protocol):
     """Stores records in the cluster, under its lock."""
 
     def record(self, run: str, name: str, number: int, entry: bytes, *, ended: bool) -> None:
@@ -131,14 +131,14 @@ class RunJournal:
         self,
         file: FileJournal,
         name: str,
-        keeper: Callable[[], Keeper | None],
+        keeper: Callable[[], ClusterRecord | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = file
         self._name = name
         self._keeper_of = keeper
         self._clock = clock
-        self._keeper: Keeper | None = None
+        self._keeper: ClusterRecord | None = None
         self._sent = 0
         self._ask_at = 0.0
 

@@ -86,7 +86,7 @@ def summary(report: Report) -> str:
     lines += ["", f"changed: {report.changed}, failed: {report.failed}"]
     if report.resume:
         lines += ["", f"continue with `{report.resume}`"]
-    lines += [line for s in taken_back(report) for line in ("", f"undo {_cell(s.name)} with `{s.undo}`")]
+    lines += [line for s in undoable_steps(report) for line in ("", f"undo {_cell(s.name)} with `{s.undo}`")]
     text = "\n".join(lines) + "\n"
     if len(text.encode()) > SUMMARY_BYTES_MAX:
         text = (
@@ -95,7 +95,7 @@ def summary(report: Report) -> str:
     return text
 
 
-def taken_back(report: Report) -> list[StepResult]:
+def undoable_steps(report: Report) -> list[StepResult]:
     """The steps of a failed run that a command can undo, up to the last failure, in the order to undo them.
 
     Steps that the run undid itself are left out.

@@ -4,7 +4,7 @@ import msgspec
 
 from iotctl.humanize import time_text
 from iotctl.rows.import_job import Import
-from iotctl.rows.survey import KEYS_MAX, SERIES_MAX, Sharing, Survey
+from iotctl.rows.survey import KEYS_MAX, SERIES_MAX, DuplicateRows, Survey
 
 SHOWN_MAX = 10
 
@@ -44,7 +44,7 @@ class ImportReport(msgspec.Struct, frozen=True):
         return [f"{self.expired_rows} rows are older than the table's TTL and are deleted at once"]
 
 
-def notes_on(job: Import, survey: Survey, sharing: Sharing) -> list[str]:
+def notes_on(job: Import, survey: Survey, sharing: DuplicateRows) -> list[str]:
     """Notes on the file for the operator, one line each."""
     schema, times = job.schema, job.request.times
     table = f"{schema.storage_group}.{schema.table}"

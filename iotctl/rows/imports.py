@@ -14,7 +14,7 @@ from iotctl.observe.cluster import Cluster
 from iotctl.rows.blocks import BAD_ROWS_MAX, BadRow
 from iotctl.rows.import_job import Import, ImportRequest, open_import
 from iotctl.rows.import_report import SHOWN_MAX, ImportReport, SkippedRow, notes_on, samples
-from iotctl.rows.survey import SERIES_MAX, Comparison, Sharing, Survey
+from iotctl.rows.survey import SERIES_MAX, Comparison, DuplicateRows, Survey
 from iotctl.rows.times import check_unit
 from nodeagent.model.errors import NodeAgentError, OutcomeUnknown
 
@@ -82,7 +82,7 @@ def _survey(job: Import, now_ms: int, on_progress: OnProgress) -> Survey:
     return survey
 
 
-def _check(job: Import, survey: Survey) -> Sharing:
+def _check(job: Import, survey: Survey) -> DuplicateRows:
     """Raises `InputProblem` for everything that the operator must decide or correct."""
     request = job.request
     check_unit(survey.seen, request.times, name=request.time, where=str(request.file))
@@ -123,11 +123,11 @@ def _bad_rows(job: Import, bad: list[BadRow], count: int) -> InputProblem:
     )
 
 
-def _sharing(job: Import, survey: Survey) -> Sharing:
+def _sharing(job: Import, survey: Survey) -> DuplicateRows:
     """How rows with the same key compare; reads the file once more if there are such rows."""
     shared = survey.shared_keys()
     if not len(shared):
-        return Sharing()
+        return DuplicateRows()
     fields = [c.name for c in job.schema.columns if not c.tag and c.name in {n.lower() for n in job.types}]
     comparison = Comparison(shared, job.tags, fields)
     for block in job.blocks():

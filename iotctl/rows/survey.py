@@ -82,7 +82,7 @@ class Survey:
 
 
 @dataclass(slots=True)
-class Sharing:
+class DuplicateRows:
     """Rows that share a key: `differ` have different values, so only the last is kept; `equal` have the same
     values. `unseen` keys are shared but were not compared."""
 
@@ -129,9 +129,9 @@ class Comparison:
             row = rows.select([*self._tags, "time"]).slice(int(np.flatnonzero(differs)[0]), 1).to_pylist()[0]
             self._example = ", ".join(f"{n}={v}" for n, v in row.items())
 
-    def result(self) -> Sharing:
+    def result(self) -> DuplicateRows:
         differ = int(self._counts[self._differs].sum())
-        return Sharing(differ, int(self._counts.sum()) - differ, self._example, self._unseen)
+        return DuplicateRows(differ, int(self._counts.sum()) - differ, self._example, self._unseen)
 
 
 def _value_hashes(column: pa.Array) -> UInt64s:

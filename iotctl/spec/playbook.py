@@ -116,7 +116,7 @@ def convert(value: Any, type_name: str) -> Any:
             return value
         raise ValueError("a list is expected")
     if isinstance(value, list | dict) or value is None:
-        raise ValueError(f"{article(type_name)} is expected")
+        raise ValueError(f"{type_phrase(type_name)} is expected")
     if type_name == "string":
         return value if isinstance(value, str) else str(value)
     if type_name == "bool":
@@ -151,7 +151,7 @@ def check_value(value: Any, parameter: Parameter) -> None:
         parameter.check(text_of(converted))
 
 
-def article(type_name: str) -> str:
+def type_phrase(type_name: str) -> str:
     return {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text"}.get(
         type_name, f"a {type_name}"
     )
@@ -192,7 +192,7 @@ def value_of(
         return value if follows else convert(value, variable.type), given_now
     except ValueError as error:
         shown = "" if variable.secret else f" ({error})"
-        raise UsageProblem(f"variable {name}: {source} is not {article(variable.type)}{shown}") from None
+        raise UsageProblem(f"variable {name}: {source} is not {type_phrase(variable.type)}{shown}") from None
 
 
 def values_of(

@@ -23,12 +23,12 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Operation, Ranges
 from nodeagent.model.requests import (
     BeginChange,
+    ControlOperation,
     ManifestReply,
     MetaView,
     NodeStatus,
     Reply,
     Request,
-    Steer,
 )
 from nodeagent.model.schema import TableSchema
 
@@ -213,8 +213,8 @@ class BlockingCluster:
     def begin_change(self, change: BeginChange) -> Operation:
         return self._loop.run(self._cluster.begin_change(change))
 
-    def steer(self, steer: Steer) -> Operation:
-        return self._loop.run(self._cluster.steer(steer))
+    def control(self, control: ControlOperation) -> Operation:
+        return self._loop.run(self._cluster.control(control))
 
     def operation(self, operation: str) -> Operation:
         return self._loop.run(self._cluster.operation(operation))

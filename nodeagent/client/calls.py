@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from nodeagent.client.deadline import PATIENCE, Deadline, pause
+from nodeagent.client.deadline import BUSY_TIMEOUTS_MAX, Deadline, pause
 from nodeagent.client.link import Link
 from nodeagent.client.retry import Backoff, MemberSearch
 from nodeagent.client.tasks import begun
@@ -51,7 +51,9 @@ class Calls:
         """As `call`, for a scan that may take the node long. The node is probed while it scans: as long as
         it answers the probes it is busy, not dead, and is waited for. Retrying would not help, because a
         second request queues behind the first. After half of the patience the next node is tried."""
-        work = begun(self.call(target, request, min(PATIENCE / 2 * self.timeout_s, deadline.patience_s)))
+        work = begun(
+            self.call(target, request, min(BUSY_TIMEOUTS_MAX / 2 * self.timeout_s, deadline.patience_s))
+        )
         strong = request.read == "strong" and not request.operation
         question = ProbeGroup(request.group) if strong else GetMeta()
         silent = 0

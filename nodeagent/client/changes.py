@@ -8,7 +8,7 @@ import msgspec
 from nodeagent.client.calls import Calls
 from nodeagent.model.errors import NodeAgentError, NotFound, OutcomeUnknown, Unavailable
 from nodeagent.model.operation import Operation
-from nodeagent.model.requests import BeginChange, GetOperation, OperationReply, Steer
+from nodeagent.model.requests import BeginChange, ControlOperation, GetOperation, OperationReply
 
 POLL_S = 0.2
 
@@ -63,9 +63,9 @@ class Changes:
                 return operation
         return None
 
-    async def steer(self, steer: Steer) -> Operation:
+    async def control(self, control: ControlOperation) -> Operation:
         """Control an open operation; every action is safe to repeat."""
-        reply = await self._calls.ask_meta(steer)
+        reply = await self._calls.ask_meta(control)
         assert isinstance(reply, OperationReply), reply
         return reply.operation
 

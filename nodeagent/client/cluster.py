@@ -32,13 +32,13 @@ from nodeagent.model.requests import (
     Accepted,
     BeginChange,
     CloseAll,
+    ControlOperation,
     GetStatus,
     MetaView,
     NodeStatus,
     OperationReply,
     Reply,
     Request,
-    Steer,
 )
 from nodeagent.model.schema import TableSchema
 
@@ -276,8 +276,8 @@ class Cluster:
     async def begin_change(self, change: BeginChange) -> Operation:
         return await self._changes.begin(change)
 
-    async def steer(self, steer: Steer) -> Operation:
-        return await self._changes.steer(steer)
+    async def control(self, control: ControlOperation) -> Operation:
+        return await self._changes.control(control)
 
     async def operation(self, operation: str) -> Operation:
         return await self._changes.operation(operation)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-PATIENCE = 6
+BUSY_TIMEOUTS_MAX = 6
 """Timeouts without progress after which a busy node is no longer waited for: a node that still computes a
 read, or that flushes earlier rows to files before it accepts a write."""
 
@@ -11,7 +11,7 @@ class Deadline:
     """When a call ends without an answer.
 
     `extend` restarts the deadline after progress. `extend_while_busy` restarts it too, but never beyond
-    `PATIENCE` timeouts after the last progress. Both count as `extend_while_busy` for the enclosing deadline
+    `BUSY_TIMEOUTS_MAX` timeouts after the last progress. Both count as `extend_while_busy` for the enclosing deadline
     `within`; until its first progress, a deadline has only the patience that the enclosing deadline has left.
     """
 
@@ -19,10 +19,12 @@ class Deadline:
         self.timeout_s = timeout_s
         self._within = within
         self._at = _now() + timeout_s
-        self._last_at: float = within._last_at if within is not None else _now() + PATIENCE * timeout_s
+        self._last_at: float = (
+            within._last_at if within is not None else _now() + BUSY_TIMEOUTS_MAX * timeout_s
+        )
 
     def extend(self) -> None:
-        self._last_at = _now() + PATIENCE * self.timeout_s
+        self._last_at = _now() + BUSY_TIMEOUTS_MAX * self.timeout_s
         self.extend_while_busy()
 
     def extend_while_busy(self) -> None:

@@ -29,7 +29,7 @@ from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import NodeAgentError, Unavailable
 from nodeagent.model.files import Cursor, Tombstone
 from nodeagent.model.ids import PartitionKey
-from nodeagent.model.requests import Handover, RowsScanned, ScanRows
+from nodeagent.model.requests import PendingSlots, RowsScanned, ScanRows
 from nodeagent.partition import ranges
 from nodeagent.partition.rows import split_rows
 from nodeagent.table.arrow import decode, one_batch
@@ -192,7 +192,7 @@ class Pages:
                 query.on_age(reply.age_ms)
             end = _end(reply, until)
             rows = rows_of(reply, query)
-            handovers = _merge_handovers(reply.handover)
+            handovers = _merge_migrations(reply.handover)
             if not handovers:
                 return reply.table_version, _PageRead(rows, start, end, node)
             if limit:
@@ -217,7 +217,7 @@ class Pages:
 
     async def _old_rows(
         self,
-        handovers: Sequence[Handover],
+        handovers: Sequence[PendingSlots],
         leg: Leg,
         start: Cursor,
         end: Cursor | None,
@@ -235,7 +235,7 @@ class Pages:
 
     async def _old_page(
         self,
-        handover: Handover,
+        handover: PendingSlots,
         slots: ranges.SlotRanges,
         start: Cursor,
         end: Cursor | None,
@@ -298,13 +298,13 @@ def _advance(pending: dict[Cursor, Mask], leg: Leg, page: _PageRead) -> None:
         pending[page.end] = pending[page.end] | own if page.end in pending else own
 
 
-def _merge_handovers(handovers: Iterable[Handover]) -> list[Handover]:
+def _merge_migrations(handovers: Iterable[PendingSlots]) -> list[PendingSlots]:
     """Join the entries of each (operation, source) into one."""
-    found: dict[tuple[str, str], Handover] = {}
+    found: dict[tuple[str, str], PendingSlots] = {}
     for handover in handovers:
         key = (handover.operation, handover.source)
         slots = ranges.union(handover.slots, found[key].slots if key in found else ())
-        found[key] = Handover(handover.operation, slots, handover.source, handover.members)
+        found[key] = PendingSlots(handover.operation, slots, handover.source, handover.members)
     return list(found.values())
 
 

@@ -51,11 +51,11 @@ class Routes:
         """`owner[slot]` indexes `groups`; -1 means no group (the cluster is still being formed)."""
         import numpy as np
 
-        by_header = {r.header: i for i, r in _numbered(self.groups)}
+        by_owner = {r.owner: i for i, r in _numbered(self.groups)}
         by_id = {r.group: i for i, r in enumerate(self.groups)}
         owner = np.full(self.view.settings.slots, _NONE, np.int32)
         for start, end, header in self.view.owners:
-            owner[start:end] = by_header.get(header, _NONE)
+            owner[start:end] = by_owner.get(header, _NONE)
         for operation in self.view.operations:
             for source, slots in _still_with_source(operation):
                 if source in by_id:
@@ -83,9 +83,9 @@ class Routes:
                 return record
         raise NotFound(f"group {group} does not exist in table version {self.version}")
 
-    def of_header(self, header: NodeId) -> GroupRecord | None:
+    def of_owner(self, header: NodeId) -> GroupRecord | None:
         """The group that a node owns: its live group if there is one, else its dissolving group."""
-        return _by_header(self.groups).get(header)
+        return _by_owner(self.groups).get(header)
 
     def next_group_of(self, slot: int) -> GroupId | None:
         """The group to which an open operation moves the slot, if any."""
@@ -170,5 +170,5 @@ def _numbered(groups: tuple[GroupRecord, ...]) -> list[tuple[int, GroupRecord]]:
     return sorted(enumerate(groups), key=lambda item: not item[1].dissolving)
 
 
-def _by_header(groups: tuple[GroupRecord, ...]) -> dict[NodeId, GroupRecord]:
-    return {record.header: record for _, record in _numbered(groups)}
+def _by_owner(groups: tuple[GroupRecord, ...]) -> dict[NodeId, GroupRecord]:
+    return {record.owner: record for _, record in _numbered(groups)}

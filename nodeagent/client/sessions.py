@@ -22,7 +22,7 @@ class _Slot:
 
     def __init__(self) -> None:
         self.next = 1
-        self.settled = 0
+        self.acknowledged_through = 0
         self.open: set[int] = set()
         self.moved = asyncio.Event()
         """Set when `settled` grows; cleared by the task that waits for it."""
@@ -30,8 +30,8 @@ class _Slot:
     def finish(self, sequence: int) -> None:
         self.open.discard(sequence)
         settled = min(self.open, default=self.next) - 1
-        if settled != self.settled:
-            self.settled = settled
+        if settled != self.acknowledged_through:
+            self.acknowledged_through = settled
             self.moved.set()
 
 
@@ -53,8 +53,8 @@ class Ticket:
         self._slot = slot
 
     @property
-    def settled(self) -> int:
-        return self._slot.settled
+    def acknowledged_through(self) -> int:
+        return self._slot.acknowledged_through
 
     def finish(self) -> None:
         self._slot.finish(self.sequence)
@@ -76,7 +76,7 @@ class Sessions:
         """
         session = await self._session(group)
         state = session.slots.setdefault(slot, _Slot())
-        while state.next > state.settled + WINDOW:
+        while state.next > state.acknowledged_through + WINDOW:
             state.moved.clear()
             try:
                 await asyncio.wait_for(state.moved.wait(), deadline.left_s)

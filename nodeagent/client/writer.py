@@ -138,7 +138,7 @@ class Writes:
                     table=schema.table,
                     session=ticket.session.name,
                     sequence=ticket.sequence,
-                    settled=ticket.settled,
+                    acknowledged_through=ticket.acknowledged_through,
                     tags=tags,
                     time_from=time_from,
                     time_to=time_to,
@@ -164,7 +164,7 @@ class Writes:
                 schema_version=schema.version,
                 session=ticket.session.name,
                 sequence=ticket.sequence,
-                settled=ticket.settled,
+                acknowledged_through=ticket.acknowledged_through,
                 table_version=routes.version if routes else 0,
                 ipc=ipc,
             )

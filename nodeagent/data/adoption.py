@@ -23,7 +23,7 @@ class Adopting:
 
     index: int
     command: Adopt
-    gone: set[int] = field(default_factory=set)
+    released: set[int] = field(default_factory=set)
     """Slots released since the entry, as in `closing.Pending`."""
 
     @property
@@ -63,11 +63,11 @@ class Adoptions:
         self.waiting.remove(adopted)
         command = adopted.command
         self._files.tombstones.add_older(command.tombstones)
-        self._files.keep([a.meta for a in command.files], adopted.gone)
+        self._files.keep([a.meta for a in command.files], adopted.released)
         self._slots.adopted(command.operation, command.slots)
         return True
 
-    def is_settled(self, slot: int) -> bool:
+    def is_stable(self, slot: int) -> bool:
         """Whether the log so far opened the slot and adopted all of its older files."""
         if slot not in self._slots.open:
             return False
@@ -88,7 +88,7 @@ class Adoptions:
 
     def release(self, slots: set[int]) -> None:
         for adopting in self.waiting:
-            adopting.gone |= slots
+            adopting.released |= slots
 
     def _unadopted(self, operation: str) -> set[int]:
         """Slots of the operation that no `Adopt` in the log covers yet, whether or not files are in place."""

@@ -12,8 +12,8 @@ from nodeagent.data.adoption import Adopting
 from nodeagent.data.closing import Part as ClosePart
 from nodeagent.data.closing import Pending
 from nodeagent.data.compaction import Compacting
-from nodeagent.data.handover import Part
 from nodeagent.data.sessions import Image as SessionsImage
+from nodeagent.data.slot_migration import Part
 from nodeagent.data.slots import Slots
 from nodeagent.model.files import FileMeta, Tombstone
 from nodeagent.model.ids import GroupId, PartitionKey
@@ -62,7 +62,7 @@ class Checkpoint(msgspec.Struct):
 
     def put_closes(self, pending: Iterable[Pending]) -> None:
         for p in pending:
-            self.pending.append((p.index, commands.encode(p.command), p.schemas, p.gone))
+            self.pending.append((p.index, commands.encode(p.command), p.schemas, p.released))
             firsts = ((partition, part.first) for partition, part in p.parts.items())
             self.unfiled += [(p.index, partition, first) for partition, first in firsts if first is not None]
             self.parked += [(p.index, name, why) for name, why in p.parked.items()]
@@ -79,7 +79,7 @@ class Checkpoint(msgspec.Struct):
         return Pending(index, command, parts, schemas, gone, parked)
 
     def put_adoptions(self, waiting: Iterable[Adopting]) -> None:
-        self.adopting += [(a.index, commands.encode(a.command), a.gone) for a in waiting]
+        self.adopting += [(a.index, commands.encode(a.command), a.released) for a in waiting]
 
     def adoptions(self) -> list[Adopting]:
         made = []
@@ -92,7 +92,7 @@ class Checkpoint(msgspec.Struct):
     def put_compactions(self, under_way: Iterable[Compacting]) -> None:
         """Save the compactions, except those of released slots: no job of theirs runs after a restart."""
         self.compacting += [
-            (c.index, commands.encode(c.command), c.schema, c.tombstones) for c in under_way if not c.gone
+            (c.index, commands.encode(c.command), c.schema, c.tombstones) for c in under_way if not c.released
         ]
 
     def compactions(self) -> list[Compacting]:

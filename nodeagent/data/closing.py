@@ -49,7 +49,7 @@ class Pending(msgspec.Struct):
     schemas: list[TableSchema]
     """In use when the close was applied."""
 
-    gone: set[int] = set()
+    released: set[int] = set()
     """Slots released since the close: their files are deleted, even if the slots have come back."""
 
     parked: dict[str, str] = {}
@@ -202,10 +202,10 @@ class Closes:
             firsts = {partition: part.first for partition, part in waiting.parts.items()}
             deletes = self._files.tombstones.of
             pending = plan(index, waiting.command, frozen, schemas, deletes, firsts, waiting.parked)
-            pending.gone = waiting.gone
+            pending.released = waiting.released
             self.pending.insert(at, pending)
             self._jobs.append(CloseFiles(self._group, pending.units))
-        self._rows.drop_slots(waiting.gone)
+        self._rows.drop_slots(waiting.released)
 
     def _freeze(
         self, index: int, partitions: Iterable[tuple[int, PartitionKey]]
@@ -231,14 +231,14 @@ class Closes:
                 pending.on_made(unit, file)
         self._file_made()
 
-    def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
+    def units_to_retry(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
         """Units of a failed job to retry. Not retried: units of slots released since, and units whose rows
         have all expired (no other member holds their files any more either)."""
         closes = {p.index: p for p in self.pending}
         wanted = []
         for unit in job.units:
             pending = closes.get(unit.spec.order[0])
-            if pending is not None and unit.spec.slot in pending.gone:
+            if pending is not None and unit.spec.slot in pending.released:
                 pending.on_made(unit, None)
             elif pending is not None and unit.spec.name not in pending.parked:
                 if self._is_past(unit):
@@ -261,7 +261,7 @@ class Closes:
 
     def release(self, slots: set[int]) -> None:
         for pending in self.pending:
-            pending.gone |= slots
+            pending.released |= slots
 
     def holds_back(self, partition: PartitionKey, index: int) -> bool:
         """Whether files of the partition, requested by an entry before `index`, are not filed yet."""
@@ -280,7 +280,7 @@ class Closes:
                 break  # the replay has not reached this close, nor any later close
             for partition in list(pending.parts):
                 if partition not in behind and pending.is_made(partition):
-                    self._files.keep(pending.file(partition), pending.gone)
+                    self._files.keep(pending.file(partition), pending.released)
                     self._rows.drop_filed(partition, pending.index)
                 else:
                     behind.add(partition)

@@ -21,7 +21,7 @@ class WriteRows(msgspec.Struct, array_like=True, frozen=True, tag=1):
     sequence: int
     """Number of the write among those of the session to this slot, from 1."""
 
-    settled: int
+    acknowledged_through: int = msgspec.field(name="settled")
     """Acknowledged through: the client never retries this sequence or an earlier one."""
 
     slot: int
@@ -83,7 +83,7 @@ class DeleteRange(msgspec.Struct, array_like=True, frozen=True, tag=6):
 
     session: str
     sequence: int
-    settled: int
+    acknowledged_through: int = msgspec.field(name="settled")
     slot: int
     partition: PartitionKey
     table: str

@@ -55,7 +55,7 @@ class Compacting(msgspec.Struct):
     job: CompactFiles | None = None
     """Set when its turn comes."""
 
-    gone: bool = False
+    released: bool = False
     """The slot was released while the job ran: the output is deleted."""
 
     @property
@@ -86,37 +86,37 @@ class Compactions:
     pinned: a cut-off that was logged later must apply to its output."""
 
     def __init__(self) -> None:
-        self.under_way: list[Compacting] = []
+        self.active: list[Compacting] = []
         """In log order."""
 
     def add(self, c: Compacting) -> None:
-        self.under_way.append(c)
+        self.active.append(c)
 
     def end(self, *over: Compacting) -> None:
         """Remove compactions that took effect or cannot take effect."""
         gone = set(map(id, over))
-        self.under_way = [c for c in self.under_way if id(c) not in gone]
+        self.active = [c for c in self.active if id(c) not in gone]
 
     def of(self, job: CompactFiles) -> Compacting | None:
-        return next((c for c in self.under_way if c.job == job), None)
+        return next((c for c in self.active if c.job == job), None)
 
     def is_input(self, name: str) -> bool:
         """Whether a compaction that has not ended has the file, which may not exist yet, as an input."""
-        return any(name in c.names for c in self.under_way if not c.gone)
+        return any(name in c.names for c in self.active if not c.released)
 
     def pinned(self, key: Key) -> dict[str, int]:
         """Inputs of the table and partition: name -> log index of the earliest compaction that takes it."""
-        waiting = reversed([c for c in self.under_way if c.key == key and not c.gone])
+        waiting = reversed([c for c in self.active if c.key == key and not c.released])
         return {name: c.index for c in waiting for name in c.names}
 
     def outputs(self) -> set[str]:
-        return {c.output for c in self.under_way}
+        return {c.output for c in self.active}
 
     def release(self, slots: set[int]) -> None:
         """Cancel the compactions of these slots; a compaction whose job runs stays until the job ends."""
-        for c in self.under_way:
-            c.gone = c.gone or c.command.slot in slots
-        self.under_way = [c for c in self.under_way if not c.gone or c.job is not None]
+        for c in self.active:
+            c.released = c.released or c.command.slot in slots
+        self.active = [c for c in self.active if not c.released or c.job is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Files:
         than on other members. No member compares them: the other members have merged these files already, or
         a compaction in the log will."""
 
-        self.doomed: list[FileMeta] = []
+        self.pending_delete: list[FileMeta] = []
         """Pending delete: files that left the manifest since the host last took this list. After a restart
         the log would name them as inputs again, so they are unlinked once a durable checkpoint omits them."""
 
@@ -62,13 +62,13 @@ class Files:
 
     def replace(self, inputs: Iterable[FileMeta], files: list[FileMeta], key: Key) -> None:
         """Replace `inputs` by `files` in the manifest, as a compaction does."""
-        self.doom(self.manifest.replace([f.name for f in inputs], files))
+        self.delete_later(self.manifest.replace([f.name for f in inputs], files))
         self.settle(key)
         self.prune()
 
-    def doom(self, files: Iterable[FileMeta]) -> None:
+    def delete_later(self, files: Iterable[FileMeta]) -> None:
         """Mark files as pending delete: they are unlinked once a durable checkpoint omits them."""
-        self.doomed += files
+        self.pending_delete += files
 
     def unlink(self, files: Iterable[FileMeta | None]) -> None:
         """Unlink files at once: no checkpoint names them, or their slot was released."""
@@ -99,7 +99,7 @@ class Files:
         cuts = self.tombstones.cuts(*key)
         if cuts:
             gone = compaction.expired(self.manifest.of_partition(*key), cuts, self._compactions.pinned(key))
-            self.doom(self.manifest.remove(f.name for f in gone))
+            self.delete_later(self.manifest.remove(f.name for f in gone))
 
     def prune(self) -> None:
         """Drop deletes that mask nothing any more: no older file, no row in memory, nothing to be adopted."""
@@ -111,4 +111,4 @@ class Files:
         self, partition: PartitionKey, table: str, deletes: Sequence[Tombstone]
     ) -> list[Tombstone]:
         files = self.manifest.of_partition(partition, table)
-        return [t for t in deletes if self._rows.precede(t) or any(t.masks(f) for f in files)]
+        return [t for t in deletes if self._rows.has_older_than(t) or any(t.masks(f) for f in files)]

@@ -47,7 +47,7 @@ class Rows:
             now_ms=now,
         )
 
-    def give_back(self, index: int, w: commands.WriteRows, now: int) -> None:
+    def replay(self, index: int, w: commands.WriteRows, now: int) -> None:
         """Add the rows of an entry of the retained log, unless a file holds them."""
         if index > self.closed_through.get(w.partition, 0):
             self.add(index, w, now)
@@ -76,7 +76,7 @@ class Rows:
         were made and the names of files must not."""
         return tuple((s, p) for p, s in sorted(self.slot_of.items()) if s in slots)
 
-    def precede(self, t: Tombstone) -> bool:
+    def has_older_than(self, t: Tombstone) -> bool:
         """Whether rows that are older than the delete are in no file yet."""
         held = self.memtable.partition(t.partition)
         return held is not None and (held.first_index,) < t.order

@@ -98,7 +98,7 @@ class InSlot:
     def has(self, session: str, sequence: int) -> bool:
         return sequence <= self.floor(session) or sequence in self._above.get(session, ())
 
-    def take(self, session: str, sequence: int, settled: int) -> bool:
+    def record(self, session: str, sequence: int, settled: int) -> bool:
         """Record a write; return whether it is new. The client never retries sequences <= `settled`."""
         floors = self._open()
         self._packed = None
@@ -213,14 +213,14 @@ class Sessions:
         seen = self._seen(session, slot)
         return seen is not None and seen.has(session, sequence)
 
-    def take(self, session: str, slot: int, sequence: int, settled: int) -> bool:
+    def record(self, session: str, slot: int, sequence: int, settled: int) -> bool:
         """Record a write of a known session; return whether it is new (`InSlot.take`)."""
         book = self._book(session, slot)
         assert book is not None, (session, slot)
         seen = book.seen.get(slot)
         if seen is None:
             seen = book.seen[slot] = InSlot()
-        return seen.take(session, sequence, settled)
+        return seen.record(session, sequence, settled)
 
     def written(self) -> set[int]:
         """Slots that any session wrote."""
@@ -241,7 +241,7 @@ class Sessions:
                 seen[slot] = packed(floors, above, places)
         return msgspec.msgpack.encode(Table(FORMAT, sessions, from_slots(wanted), seen))
 
-    def admit(self, exported: Iterable[bytes], slots: set[int]) -> None:
+    def import_tables(self, exported: Iterable[bytes], slots: set[int]) -> None:
         """Take over the sessions of `slots` from their previous groups."""
         self.forget(slots)
         for table in tables(exported, slots):

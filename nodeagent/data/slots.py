@@ -28,7 +28,7 @@ class Sealed(msgspec.Struct):
     sessions: bytes
     """The exported session table of these slots (`Sessions.export`)."""
 
-    hollow: bool = False
+    metadata_only: bool = msgspec.field(default=False, name="hollow")
     """Metadata-only seal: this member joined after the seal was planned and received no files of these
     slots."""
 
@@ -69,7 +69,7 @@ class Slots(msgspec.Struct):
     def without_files(self, operations: set[str]) -> "Slots":
         """The slots as sent to a new member, which gets the seals of `operations` without their files."""
         sealed = {
-            op: Sealed(s.slots, s.index, s.sessions, s.hollow or op in operations)
+            op: Sealed(s.slots, s.index, s.sessions, s.metadata_only or op in operations)
             for op, s in self.sealed.items()
         }
         return Slots(self.open, sealed, self.arriving, self.ended)
@@ -93,7 +93,7 @@ class Slots(msgspec.Struct):
         self.open |= sealed.slots
         return True
 
-    def open_for(self, operation: str, slots: Ranges, index: int, sources: list[GroupId]) -> bool:
+    def open_slots(self, operation: str, slots: Ranges, index: int, sources: list[GroupId]) -> bool:
         if operation in self.ended or operation in self.arriving:
             return False
         opened = expand(slots) - self.open
@@ -122,7 +122,7 @@ class Slots(msgspec.Struct):
                 self._end(name, "adopted")
         return gone
 
-    def settled(self) -> set[str]:
+    def ended_here(self) -> set[str]:
         """Operations that have ended here. An operation that gave slots and took others ends twice: a member
         that lags may release the slots it gave while it waits for files of the slots it took."""
         return set(self.ended) - set(self.arriving)

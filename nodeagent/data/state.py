@@ -23,9 +23,9 @@ from nodeagent.data.closing import Closes
 from nodeagent.data.commands import Command
 from nodeagent.data.compaction import Compactions
 from nodeagent.data.files import Files
-from nodeagent.data.handover import Handover, Staged
 from nodeagent.data.rows import Rows
 from nodeagent.data.sessions import Sessions
+from nodeagent.data.slot_migration import SlotMigration, Staged
 from nodeagent.data.slots import Slots, expand
 from nodeagent.data.tombstones import Tombstones
 from nodeagent.data.turns import Turns
@@ -76,7 +76,7 @@ class DataState:
         self.turns = Turns(
             group, self.jobs, self.schemas, self.files, self.closes, self.adoptions, self.compactions
         )
-        self.handover = Handover(self.slots, self.sessions, staged or Staged(), self.rows, self.closes)
+        self.handover = SlotMigration(self.slots, self.sessions, staged or Staged(), self.rows, self.closes)
         self._news = False
 
     # --- applying ----------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class DataState:
             raise EntryFailed.of(index, error, replies) from error
         return replies
 
-    def take_news(self) -> bool:
+    def take_changes(self) -> bool:
         """Return whether anything but rows was applied since the last call."""
         news, self._news = self._news, False
         return news
@@ -168,7 +168,7 @@ class DataState:
             return
         command = commands.decode(entry.data)
         if isinstance(command, commands.WriteRows):
-            self.rows.give_back(index, command, now)
+            self.rows.replay(index, command, now)
         elif isinstance(command, commands.CloseFile | commands.Seal):
             self.closes.close_again(index)
 
@@ -177,18 +177,18 @@ class DataState:
     def on_closed(self, job: CloseFiles, files: tuple[FileMeta | None, ...]) -> None:
         """Record that the files of `job` are durable."""
         self.closes.on_closed(job, files)
-        self.turns.take()
+        self.turns.begin_next()
 
-    def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
+    def units_to_retry(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
         """Units of a failed job to retry."""
-        wanted = self.closes.still_wanted(job)
-        self.turns.take()
+        wanted = self.closes.units_to_retry(job)
+        self.turns.begin_next()
         return wanted
 
     def on_adopted(self, job: AdoptFiles) -> None:
         """Record that the files of an `Adopt` are in place under their new names."""
         if self.adoptions.on_adopted(job):
-            self.turns.take()
+            self.turns.begin_next()
 
     # --- indexes and checkpoints -------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class DataState:
     def materialised(self) -> int:
         """Log index up to which every entry that makes files has its files in the manifest."""
         waiting = [p.index for p in self.closes.pending] + [a.index for a in self.adoptions.waiting]
-        waiting += [c.index for c in self.compactions.under_way if not c.gone]
+        waiting += [c.index for c in self.compactions.active if not c.released]
         return min(waiting, default=self.applied + 1) - 1
 
     def base(self) -> int:
@@ -205,22 +205,22 @@ class DataState:
         needed.append(self.rows.memtable.first_index() or self.applied + 1)
         return min(min(needed) - 1, self.applied)
 
-    def sealed_ready(self, operation: str) -> bool:
+    def is_source_ready(self, operation: str) -> bool:
         """Whether this member applied the operation's seal and made every file of the sealed slots."""
         sealed = self.slots.sealed.get(operation)
-        if sealed is None or not self.sealed_whole(operation, sealed.slots):
+        if sealed is None or not self.is_source_whole(operation, sealed.slots):
             return False
-        if any(c.command.slot in sealed.slots and not c.gone for c in self.compactions.under_way):
+        if any(c.command.slot in sealed.slots and not c.released for c in self.compactions.active):
             return False
         return not any(u.spec.slot in sealed.slots for p in self.closes.pending for u in p.units)
 
-    def sealed_whole(self, operation: str, slots: set[int]) -> bool:
+    def is_source_whole(self, operation: str, slots: set[int]) -> bool:
         """Whether files and memory together hold everything that was written to these sealed slots.
 
         They do not while files that an earlier operation brought are not in place here.
         """
         sealed = self.slots.sealed.get(operation)
-        if sealed is None or sealed.hollow or not self.rows.recovered or not slots <= sealed.slots:
+        if sealed is None or sealed.metadata_only or not self.rows.recovered or not slots <= sealed.slots:
             return False
         if any(not slots.isdisjoint(a.slots) for a in self.slots.arriving.values()):
             return False
@@ -260,10 +260,10 @@ class DataState:
         )
         saved.put_closes(self.closes.pending)
         saved.put_adoptions(self.adoptions.waiting)
-        saved.put_compactions(c for c in self.compactions.under_way if c.command.slot not in sources)
+        saved.put_compactions(c for c in self.compactions.active if c.command.slot not in sources)
         return saved
 
-    def has_passed(self, name: str) -> bool:
+    def was_removed(self, name: str) -> bool:
         """Whether the file was in this manifest and left it, or no row was left for it."""
         if not (self.rows.recovered and 0 <= logged_at(name) <= self.applied) or name in self.files.manifest:
             return False
@@ -288,7 +288,7 @@ class DataState:
     def never_named(self, files: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
         """Those of `files` that the manifest does not name, nor will due to any applied entry."""
         made_by = {(p.index, partition) for p in self.closes.pending for partition in p.parts}
-        made_by |= {(c.index, c.command.partition) for c in self.compactions.under_way}
+        made_by |= {(c.index, c.command.partition) for c in self.compactions.active}
         coming = {f.meta.name for a in self.adoptions.waiting for f in a.command.files}
         coming |= self.compactions.outputs()
         return tuple(
@@ -320,8 +320,8 @@ class DataState:
         state.closes.pending = saved.closes()
         for adopting in saved.adoptions():
             state.adoptions.wait_for(adopting)
-        state.compactions.under_way = saved.compactions()
-        state.turns.take()
+        state.compactions.active = saved.compactions()
+        state.turns.begin_next()
         return state
 
 

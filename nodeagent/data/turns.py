@@ -44,12 +44,12 @@ class Turns:
 
     def compact(self, index: int, command: Compact) -> None:
         schema = self._schemas.get((command.partition.storage_group, command.table))
-        if schema is None or not command.inputs or not self._adoptions.is_settled(command.slot):
+        if schema is None or not command.inputs or not self._adoptions.is_stable(command.slot):
             return
         key = (command.partition, command.table)
         deletes = dict.fromkeys([*self._files.tombstones.of(*key), *self._adoptions.deletes_of(key)])
         self._compactions.add(Compacting(index, command, schema, list(deletes)))
-        self.take()
+        self.begin_next()
 
     def park(self, index: int, command: Park) -> None:
         """Store rows that fail to become a TsFile as an Arrow file, also on a member that already has the
@@ -61,27 +61,27 @@ class Turns:
         if self._compactions.is_input(command.name):
             self._compactions.add(Compacting(index, command, command.schema, []))
             return
-        merge = next((c for c in self._compactions.under_way if c.index == command.close), None)
+        merge = next((c for c in self._compactions.active if c.index == command.close), None)
         if merge is not None:
             return self._park_merge(merge, command.why)
         is_parked = self._closes.park(command)
         if not is_parked and command.name in self._files.manifest:
             self._compactions.add(Compacting(index, command, command.schema, []))
-            self.take()
+            self.begin_next()
 
     def _park_merge(self, c: Compacting, why: str) -> None:
         """Make the output as Arrow; `on_compacted` deletes what the present job still makes."""
-        if c.gone or not isinstance(c.command, Compact) or c.command.parked:
+        if c.released or not isinstance(c.command, Compact) or c.command.parked:
             return
         c.command = msgspec.structs.replace(c.command, parked=why)
         if c.job is not None:
             self._begin(c, c.job.unit.inputs)
 
-    def take(self) -> None:
+    def begin_next(self) -> None:
         """Begin the compactions whose turn has come."""
         taken: set[Key] = set()
-        for c in list(self._compactions.under_way):
-            if c.gone or c.key in taken:
+        for c in list(self._compactions.active):
+            if c.released or c.key in taken:
                 continue
             if c.job is None and self._is_next(c):
                 inputs = compaction.find_inputs(self._files.manifest, c)
@@ -112,9 +112,9 @@ class Turns:
             return
         self._compactions.end(c)
         files = [made] if made is not None else []
-        if c.gone:
-            self._files.doom(files)
-            self.take()
+        if c.released:
+            self._files.delete_later(files)
+            self.begin_next()
         else:
             self._replace(job.unit.inputs, files, c.key)
 
@@ -124,13 +124,13 @@ class Turns:
         self._compactions.end(*outcome.steps)
         self._replace(outcome.inputs, [made] if made is not None else [], outcome.steps[0].key)
 
-    def wants(self, job: CompactFiles) -> bool:
+    def should_retry(self, job: CompactFiles) -> bool:
         """Whether to retry a failed compaction. If not, it has ended: its slot was released, or its inputs
         have expired, and then no other member holds its output any more either."""
         c = self._compactions.of(job)
         if c is None:
             return False
-        if c.gone:
+        if c.released:
             self._compactions.end(c)
             return False
         over = next((o for o in self.outcomes(job) if self._has_expired(o)), None)
@@ -141,21 +141,21 @@ class Turns:
     def outcomes(self, job: CompactFiles) -> list[Outcome]:
         """Files of members that have applied more which would end the compaction here, the latest first."""
         c = self._compactions.of(job)
-        if c is None or c.gone:
+        if c is None or c.released:
             return []
-        under_way = self._compactions.under_way
+        under_way = self._compactions.active
         later = under_way[under_way.index(c) :]
-        alike = [d for d in later if d.key == c.key and not d.gone and self._is_next(d)]
+        alike = [d for d in later if d.key == c.key and not d.released and self._is_next(d)]
         return compaction.outcomes_of(c, alike, self._files.manifest.of_partition(*c.key))
 
     def _replace(self, inputs: Iterable[FileMeta], files: list[FileMeta], key: Key) -> None:
         self._files.replace(inputs, files, key)
-        self.take()
+        self.begin_next()
 
     def _is_parked_by_now(self, name: str) -> bool:
         """Whether no manifest names this TsFile because its rows were parked while it was made."""
         instead = parked_name(name)
-        coming = (c.output for c in self._compactions.under_way if c.job is not None)
+        coming = (c.output for c in self._compactions.active if c.job is not None)
         return name not in self._files.manifest and (instead in self._files.manifest or instead in coming)
 
     def _has_expired(self, outcome: Outcome) -> bool:
@@ -163,7 +163,7 @@ class Turns:
         which took effect if it was logged before the cut-off."""
         steps = set(map(id, outcome.steps))
         names = {name for c in outcome.steps for name in (*c.names, c.output)}
-        others = (c for c in self._compactions.under_way if id(c) not in steps)
+        others = (c for c in self._compactions.active if id(c) not in steps)
         later = [c.index for c in others if not names.isdisjoint(c.names)]
         pinned = {f.name: min(later) for f in outcome.inputs} if later else {}
         cuts = self._files.tombstones.cuts(*outcome.steps[0].key)

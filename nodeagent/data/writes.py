@@ -54,7 +54,9 @@ class Writes:
         )
 
     def write(self, index: int, w: commands.WriteRows, now: int) -> Reply:
-        refusal = self.check_slot(w.slot) or self._check_session(w.session, w.slot, w.sequence, w.settled)
+        refusal = self.check_slot(w.slot) or self._check_session(
+            w.session, w.slot, w.sequence, w.acknowledged_through
+        )
         if refusal is None:
             schema = self._schemas.get((w.partition.storage_group, w.table))
             if schema is None or schema.version < w.schema_version:
@@ -67,7 +69,7 @@ class Writes:
         if refusal is not None:
             self.refused.add(index)
             return refusal
-        if not self._sessions.take(w.session, w.slot, w.sequence, w.settled):
+        if not self._sessions.record(w.session, w.slot, w.sequence, w.acknowledged_through):
             self.refused.add(index)
             return Written(0, duplicate=True)
         self._rows.add(index, w, now)
@@ -75,10 +77,12 @@ class Writes:
         return Written(index)
 
     def delete(self, index: int, d: commands.DeleteRange) -> Reply:
-        refusal = self.check_slot(d.slot) or self._check_session(d.session, d.slot, d.sequence, d.settled)
+        refusal = self.check_slot(d.slot) or self._check_session(
+            d.session, d.slot, d.sequence, d.acknowledged_through
+        )
         if refusal is not None:
             return refusal
-        if not self._sessions.take(d.session, d.slot, d.sequence, d.settled):
+        if not self._sessions.record(d.session, d.slot, d.sequence, d.acknowledged_through):
             return Written(0, duplicate=True)
         self._files.delete(Tombstone((index,), d.partition, d.table, d.tags, d.time_from, d.time_to))
         return Written(index)

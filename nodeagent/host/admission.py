@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.members import members_of
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
@@ -42,11 +42,11 @@ class Admission:
     """
 
     def __init__(
-        self, config: NodeConfig, incarnation: str, desk: Desk, create: Callable[[Config], None]
+        self, config: NodeConfig, incarnation: str, effects: EffectQueue, create: Callable[[Config], None]
     ) -> None:
         self.config = config
         self.incarnation = incarnation
-        self.desk = desk
+        self.effects = effects
         self._create = create
         self._answers: dict[NodeId, _Answer] = {}
         self.waiting_for: tuple[str, ...] = ()
@@ -73,14 +73,14 @@ class Admission:
         for seed in self._others():
             self._ask(seed)
         self._decide()
-        self.desk.later(ASK_SELDOM_MS if self._done else ASK_AGAIN_MS, self.start)
+        self.effects.later(ASK_SELDOM_MS if self._done else ASK_AGAIN_MS, self.start)
 
     def _others(self) -> list[Seed]:
         return [s for s in self.config.seeds if s.node != self.config.node]
 
     def _ask(self, seed: Seed) -> None:
         question = status_question(self.config, self.incarnation)
-        self.desk.call((seed.host, seed.port), question, lambda r: self._on_answer(seed, r))
+        self.effects.call((seed.host, seed.port), question, lambda r: self._on_answer(seed, r))
 
     def _on_answer(self, seed: Seed, reply: Reply) -> None:
         if isinstance(reply, StatusChecked):
@@ -134,7 +134,7 @@ class Admission:
         """This node knows its cluster: from now on the meta state says what it may do."""
         self._done = self._ended = True
 
-    def ask_again(self) -> bool:
+    def ask_missing(self) -> bool:
         """Ask the seeds whose incarnation is missing; the first entry needs all.
 
         Returns:

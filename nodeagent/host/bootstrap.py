@@ -34,16 +34,18 @@ class Bootstrap:
     def propose(self) -> None:
         context, replica = self._context, self._cluster.meta_replica
         assert replica is not None
-        if not self._admission.ask_again():
+        if not self._admission.ask_missing():
             if not self._is_waiting:
                 self._is_waiting = True
-                context.desk.later(AGAIN_MS, self._waited)
+                context.effects.later(AGAIN_MS, self._waited)
             return
         settings = context.config.cluster
         table = initial_table(first_ring(context.config), settings.slots)
         nodes = self._admission.records()
         level = context.levels.common(nodes)
-        command = meta.Bootstrap(context.desk.wall, context.new_id(), settings, nodes, table.to_wire(), level)
+        command = meta.Bootstrap(
+            context.effects.wall, context.new_id(), settings, nodes, table.to_wire(), level
+        )
         replica.propose([meta.encode(command)])
 
     def _waited(self) -> None:

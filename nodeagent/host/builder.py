@@ -42,7 +42,7 @@ class ReplicaBuilder:
     def meta(self, log: RaftLog, hard: HardState, state: MetaState) -> MetaReplica:
         context = self._context
         raft = self.raft(META, log, hard, state.applied)
-        replica = MetaReplica(raft, context.desk, context.outbox, state, self._on_meta, context.new_id)
+        replica = MetaReplica(raft, context.effects, context.outbox, state, self._on_meta, context.new_id)
         self._replicas.cluster.meta_replica = replica
         return replica
 
@@ -55,9 +55,9 @@ class ReplicaBuilder:
         """
         context, replicas = self._context, self._replicas
         raft = self.raft(group, log, hard, applied)
-        replica = DataReplica(group, raft, context.desk, context.outbox, state, self._helpers)
+        replica = DataReplica(group, raft, context.effects, context.outbox, state, self._helpers)
         raft.passive = META in replicas.damaged  # as a leader it could not serve any request
-        raft.room = context.desk.space.room
+        raft.room = context.effects.space.room
         replicas.data[group] = replica
         replica.state_jobs.start()
         return replica
@@ -69,4 +69,4 @@ class ReplicaBuilder:
         if group == META:
             # Every node acts on the meta state, so followers learn of commits at once.
             settings = msgspec.structs.replace(settings, commit_news_ms=0)
-        return Raft(context.node, log, hard, settings, draw, context.desk.now, applied)
+        return Raft(context.node, log, hard, settings, draw, context.effects.now, applied)

@@ -33,7 +33,7 @@ class Checkpoints:
         """Number of the last checkpoint that was begun; they are counted, so that an older one is noticed."""
 
         self._saving = False
-        self._save_from = context.desk.now + CHECKPOINT_MIN_MS
+        self._save_from = context.effects.now + CHECKPOINT_MIN_MS
 
     def continue_from(self, number: int) -> None:
         """The replica starts with this checkpoint, and its log needs it."""
@@ -47,24 +47,24 @@ class Checkpoints:
         """
         context, machine, unsaved = self._context, self._machine, self._context.unsaved
         condition = context.condition
-        if self._saving or condition.installing or condition.founding:
+        if self._saving or condition.installing or condition.is_unlogged:
             return
-        if not unsaved.changes or machine.seen < machine.state_index:
+        if not unsaved.changes or machine.applied_index < machine.state_index:
             return
         if condition.stopped:
             return  # the state may hold part of an entry that the next release applies
         patience_ms = 0 if unsaved.pressing else CHECKPOINT_ROWS_MS - CHECKPOINT_MIN_MS
-        if not force and context.desk.now < self._save_from + patience_ms:
+        if not force and context.effects.now < self._save_from + patience_ms:
             return
         self._number += 1
         base = context.base_at(machine.log_needed_after())
         base = msgspec.structs.replace(base, checkpoint=self._number)
-        saved = Saved(base, machine.encode_state(None), group=context.group, owner=context.desk.owner)
+        saved = Saved(base, machine.encode_state(None), group=context.group, owner=context.effects.owner)
         self._saving = True
         unsaved.changes, unsaved.pressing = 0, False
         payload, changes = msgspec.msgpack.encode(saved), machine.file_changes()
         nbytes = len(payload) + (FILE_BYTES * len(changes.files) if changes is not None else 0)
-        self._save_from = context.desk.now + max(CHECKPOINT_MIN_MS, nbytes // CHECKPOINT_BYTES_PER_MS)
+        self._save_from = context.effects.now + max(CHECKPOINT_MIN_MS, nbytes // CHECKPOINT_BYTES_PER_MS)
         job = SaveJob(context.group, payload, changes)
         context.jobs.run(job, lambda r: self._on_saved(saved.base, r))
 
@@ -80,7 +80,7 @@ class Checkpoints:
         if isinstance(result, Failed):
             self._saving = False
             self._context.unsaved.add()
-            self._save_from = self._context.desk.now + CHECKPOINT_RETRY_MS
+            self._save_from = self._context.effects.now + CHECKPOINT_RETRY_MS
             condition.error = f"checkpoint: {result.what}"
             return
         condition.error = ""

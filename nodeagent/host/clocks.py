@@ -8,7 +8,7 @@ point in time has passed.
 
 from collections.abc import Collection
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import CLOCK_SKEW_MAX_MS
 from nodeagent.raft.quorum import majority_value
@@ -23,22 +23,22 @@ class Clocks:
         heard_ms: a peer's clock counts for this long after its last message.
     """
 
-    def __init__(self, node: NodeId, desk: Desk, heard_ms: int) -> None:
+    def __init__(self, node: NodeId, effects: EffectQueue, heard_ms: int) -> None:
         self._node = node
-        self._desk = desk
+        self._effects = effects
         self._heard_ms = heard_ms
         self._said: dict[NodeId, tuple[int, int]] = {}
         """peer -> (its wall clock, this node's monotonic time then)"""
 
     def heard(self, peer: NodeId, wall: int) -> None:
-        self._said[peer] = (wall, self._desk.now)
+        self._said[peer] = (wall, self._effects.now)
 
     def _of(self, node: NodeId) -> int:
         """A time that the node's clock has passed; `_NEVER` if it was not heard lately."""
         if node == self._node:
-            return self._desk.wall
+            return self._effects.wall
         wall, at = self._said.get(node, (0, _NEVER))
-        age = self._desk.now - at
+        age = self._effects.now - at
         return wall + age if age <= self._heard_ms else _NEVER
 
     def _known(self, voters: Collection[NodeId]) -> dict[NodeId, int]:
@@ -61,7 +61,7 @@ class Clocks:
         """The time to write into a record: a time that a majority of the voters' clocks has passed, or this
         node's clock if no majority was heard lately."""
         if not self._known(voters):
-            return self._desk.wall
+            return self._effects.wall
         return majority_value([self._of(n) for n in voters])
 
     def skewed(self, voters: Collection[NodeId]) -> dict[NodeId, int]:

@@ -33,7 +33,7 @@ class Closer:
             return
         partitions = rows.memtable.partitions()
         open_ = [(p, held) for p, held in partitions.items() if held.open]
-        idle_before = context.desk.now - config.idle_close_ms
+        idle_before = context.effects.now - config.idle_close_ms
         due = {p for p, h in open_ if h.open_bytes > config.partition_bytes_max}
         due |= {p for p, h in open_ if h.last_write_ms < idle_before}
         unfrozen = sum(h.open_bytes for _, h in open_)

@@ -9,10 +9,10 @@ from nodeagent.model.ids import GroupId, NodeId
 
 
 class Cluster:
-    """Empty if this node has no replica of the meta group. Handlers reply through `desk`."""
+    """Empty if this node has no replica of the meta group. Handlers reply through `effects`."""
 
     def __init__(self, context: Context) -> None:
-        self.desk = context.desk
+        self.effects = context.effects
         self._clocks = context.clocks
         self._empty = MetaState(levels=context.levels.own)
         self.meta_replica: MetaReplica | None = None
@@ -71,7 +71,7 @@ class Cluster:
         this node's wall clock."""
         replica = self.meta_replica
         if replica is None or not replica.leads:
-            return self.desk.wall
+            return self.effects.wall
         return self._clocks.record(replica.raft.log.config.voters)
 
     def is_source(self, operation: str, group: GroupId, node: NodeId) -> bool:

@@ -51,7 +51,7 @@ Runs = dict[Key, Sequence[FileMeta]]
 
 
 @dataclass(slots=True)
-class _Look:
+class _Pass:
     """One pass over the changed tables and partitions of a group, in several turns; a new pass begins every
     `compact_every_ms`."""
 
@@ -79,15 +79,15 @@ class Compactor:
     def __init__(self, context: Context, replicas: Replicas, peers: Peers, writer: FileWriter) -> None:
         self._node = context.node
         self._config = context.config
-        self._desk = context.desk
+        self._effects = context.effects
         self._clocks = context.clocks
         self._replicas = replicas
         self._cluster = replicas.cluster
         self._peers = peers
         self._writer = writer
-        self._look_at = context.desk.now
-        self._expire_at = context.desk.now
-        self._looks: dict[GroupId, _Look] = {}
+        self._look_at = context.effects.now
+        self._expire_at = context.effects.now
+        self._passes: dict[GroupId, _Pass] = {}
         """Passes that have not ended."""
 
         self._proposed: dict[GroupId, tuple[int, int]] = {}
@@ -105,20 +105,20 @@ class Compactor:
 
     def keep(self) -> None:
         """Called now and then."""
-        now, config = self._desk.now, self._config
+        now, config = self._effects.now, self._config
         if now >= self._look_at:
             self._look_at = now + config.compact_every_ms
-            self._looks = {
-                r.group: _Look(len(r.state.files.changed), self._moving(r.group))
+            self._passes = {
+                r.group: _Pass(len(r.state.files.changed), self._moving(r.group))
                 for r in self._replicas.data.values()
                 if r.leads and r.state.files.changed
             }
-        for replica in self._led() if self._looks else ():
-            look = self._looks.get(replica.group)
+        for replica in self._led() if self._passes else ():
+            look = self._passes.get(replica.group)
             if look is not None:
                 self._compact(replica, look)
                 if look.is_over:
-                    del self._looks[replica.group]
+                    del self._passes[replica.group]
         if now >= self._expire_at:
             self._expire_at = now + config.expire_every_ms
             self._begin_expiry()
@@ -131,12 +131,15 @@ class Compactor:
         return [
             r
             for r in self._replicas.data.values()
-            if r.leads and r.state.rows.recovered and r.seen >= r.led_from and not self._is_waiting(r)
+            if r.leads
+            and r.state.rows.recovered
+            and r.applied_index >= r.led_from
+            and not self._is_waiting(r)
         ]
 
     def _is_waiting(self, replica: DataReplica) -> bool:
         term, index = self._proposed.get(replica.group, (0, 0))
-        return term == replica.raft.term and replica.seen < index
+        return term == replica.raft.term and replica.applied_index < index
 
     def _moving(self, group: GroupId) -> set[int]:
         """Slots of the open operation."""
@@ -153,23 +156,21 @@ class Compactor:
             return config.compact_files_min
         return max(config.compact_files_min, config.compact_files_min_in_change)
 
-    def _compact(self, replica: DataReplica, look: _Look) -> None:
-        now = self._desk.now
+    def _compact(self, replica: DataReplica, look: _Pass) -> None:
+        now = self._effects.now
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
         stuck = min(len(replica.failures.stuck), COMPACTIONS_MAX)  # they do not block other merges
-        runs = self._choose(
-            replica, look, COMPACTIONS_MAX - (len(replica.state.compactions.under_way) - stuck)
-        )
+        runs = self._choose(replica, look, COMPACTIONS_MAX - (len(replica.state.compactions.active) - stuck))
         if runs:
             self._check(replica, runs)
 
-    def _choose(self, replica: DataReplica, look: _Look, room: int) -> Runs:
+    def _choose(self, replica: DataReplica, look: _Pass, room: int) -> Runs:
         """Runs to compact now, among the changed tables and partitions; those without any are forgotten."""
-        state, group, now = replica.state, replica.group, self._desk.now
+        state, group, now = replica.state, replica.group, self._effects.now
         files_min = self._files_min()
         look.left = min(look.left, len(state.files.changed))
-        under_way = {c.key for c in state.compactions.under_way}
+        under_way = {c.key for c in state.compactions.active}
         runs: Runs = {}
         for key in list(islice(state.files.changed, min(COMPACT_KEYS_PER_TURN, look.left))):
             if len(runs) >= room or look.is_over:
@@ -195,9 +196,9 @@ class Compactor:
         state, group = replica.state, replica.group
         full_min = self._config.compact_files_min
         files = state.files.manifest.of_partition(*key)
-        if files and (files[0].slot in moving or not state.adoptions.is_settled(files[0].slot)):
+        if files and (files[0].slot in moving or not state.adoptions.is_stable(files[0].slot)):
             return (), False
-        low = self._desk.space.is_low  # then only runs that free space, by dropping deleted rows
+        low = self._effects.space.is_low  # then only runs that free space, by dropping deleted rows
         hopeful = next((f for f in files if f.parked and self._is_hopeful(group, (f,))), None)
         if hopeful is not None and not low:
             return (() if self._trials.get((group, hopeful.name), True) is None else (hopeful,)), False
@@ -217,12 +218,12 @@ class Compactor:
         if not masking:
             self._masked_since.pop((group, key), None)
             return False, False
-        waited = self._desk.now - self._masked_since.setdefault((group, key), self._desk.now)
+        waited = self._effects.now - self._masked_since.setdefault((group, key), self._effects.now)
         return True, len(masking) > DELETES_KEPT_MAX or waited >= self._config.compact_deletes_ms
 
     def _check(self, replica: DataReplica, runs: Runs) -> None:
         """Have every member that is up hash the inputs, then propose the runs that are intact everywhere."""
-        me, now, desk = self._node, self._desk.now, self._desk
+        me, now, effects = self._node, self._effects.now, self._effects
         group, term = replica.group, replica.raft.term
         files = [f for run in runs.values() for f in run]
         recent = now - UP_TIMEOUTS * self._config.raft.election_timeout_ms
@@ -244,7 +245,7 @@ class Compactor:
         request = CheckFiles(group, from_slots(f.slot for f in files), tuple(f.name for f in files))
         replica.files.read(HashFiles(group, tuple(files)), files, lambda r: answered(me, r))
         for node in up:
-            desk.call(node, request, lambda r, n=node: answered(n, r))  # type: ignore[misc]
+            effects.call(node, request, lambda r, n=node: answered(n, r))  # type: ignore[misc]
 
     def _good(self, replica: DataReplica, runs: Runs, found: dict[NodeId, dict[str, str]]) -> Runs:
         """The runs whose files are intact on every member; a file that a member has not made yet counts as
@@ -257,9 +258,9 @@ class Compactor:
             if damaged:
                 node, name = damaged[0]
                 replica.damaged[key] = f"{name} on {node} is damaged or missing: its files are not merged"
-                self._desk.note("compaction_waits", group=replica.group, node=node, file=name)
+                self._effects.note("compaction_waits", group=replica.group, node=node, file=name)
             if bad:
-                self._not_before[replica.group, key] = self._desk.now + CHECK_AGAIN_MS
+                self._not_before[replica.group, key] = self._effects.now + CHECK_AGAIN_MS
             else:
                 self._not_before.pop((replica.group, key), None)
                 good[key] = run
@@ -270,7 +271,7 @@ class Compactor:
         moving = self._moving(replica.group)
         batch: list[bytes] = []
         for (partition, table), run in runs.items():
-            if run[0].slot in moving or not state.adoptions.is_settled(run[0].slot):
+            if run[0].slot in moving or not state.adoptions.is_stable(run[0].slot):
                 continue
             parked = run[-1].parked
             if parked and self._is_hopeful(replica.group, run):
@@ -306,7 +307,7 @@ class Compactor:
             if isinstance(result, Failed) and (result.code == Overloaded.code or result.found):
                 del self._trials[name]  # that may pass
                 key = replica.group, (file.partition, file.table)
-                self._not_before[key] = self._desk.now + CHECK_AGAIN_MS
+                self._not_before[key] = self._effects.now + CHECK_AGAIN_MS
             else:
                 self._trials[name] = not isinstance(result, Failed)
 
@@ -379,7 +380,7 @@ class Compactor:
             slot = f.slot
             ages[f.table].append((f.order, f.time_min, f.time_max))
         held = state.rows.memtable.partition(partition)
-        if slot is None or slot in moving or not state.adoptions.is_settled(slot):
+        if slot is None or slot in moving or not state.adoptions.is_stable(slot):
             return []
         found = []
         for table in sorted({*ages, *(held.tables() if held is not None else ())}):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeagent.host.clocks import Clocks
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.levels import PeerLevels
 from nodeagent.host.outbox import Outbox
 from nodeagent.model.config import NodeConfig
@@ -19,7 +19,7 @@ CLOCK_TIMEOUTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class NodeRun:
     """One run of a node on its directory; `now` and `wall` are the times at its start."""
 
     config: NodeConfig
@@ -41,15 +41,15 @@ class Context:
     """The parts of a host work for one node: they share its configuration, its effect queue and outbox, the
     clocks and feature levels of its peers, and its source of randomness."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: NodeRun) -> None:
         config = life.config
         self.config = config
         self.node: NodeId = config.node
         self.incarnation = life.incarnation
         self.random = life.rng
-        self.desk = Desk(life.now, life.wall, Owner(config.node, life.incarnation, life.start))
+        self.effects = EffectQueue(life.now, life.wall, Owner(config.node, life.incarnation, life.start))
         self.outbox = Outbox()
-        self.clocks = Clocks(config.node, self.desk, CLOCK_TIMEOUTS * config.raft.election_timeout_ms)
+        self.clocks = Clocks(config.node, self.effects, CLOCK_TIMEOUTS * config.raft.election_timeout_ms)
         self.levels = PeerLevels(config.node, life.levels)
 
     def new_id(self) -> str:

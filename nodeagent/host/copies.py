@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from nodeagent.data.state import DataState
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.failing import PASSED, Answers, Copied
 from nodeagent.host.repair_areas import RepairAreas
-from nodeagent.host.suspects import have_checked
+from nodeagent.host.suspects import request_hashes
 from nodeagent.model.errors import InvariantBroken, NotFound
 from nodeagent.model.files import CloseSpec, FileMeta, FileRef
 from nodeagent.model.ids import NodeId
@@ -51,9 +51,9 @@ class _Lack:
 class Copies:
     """Copies for this node; every `then` is called once."""
 
-    def __init__(self, node: NodeId, desk: Desk, areas: RepairAreas) -> None:
+    def __init__(self, node: NodeId, effects: EffectQueue, areas: RepairAreas) -> None:
         self._node = node
-        self._desk = desk
+        self._effects = effects
         self._areas = areas
 
     def fetch(self, replica: DataReplica, specs: Sequence[CloseSpec], then: Copied) -> None:
@@ -63,11 +63,11 @@ class Copies:
 
     def _begin(self, lack: _Lack) -> None:
         members = [n for n in lack.replica.raft.log.config.members if n != self._node]
-        if members and lack.is_current and not self._desk.space.room:
+        if members and lack.is_current and not self._effects.space.room:
             lack.answers.is_nowhere = True
             return self._ask(lack, [(spec, n) for spec in lack.specs for n in members])
         # Not at once: if many wait, each would begin the next one recursively.
-        return self._desk.later(0, lambda: self._came(lack, None))
+        return self._effects.later(0, lambda: self._came(lack, None))
 
     def _ask(self, lack: _Lack, whom: list[tuple[CloseSpec, NodeId]]) -> None:
         if not whom:
@@ -88,16 +88,16 @@ class Copies:
             staged = (StagedFile(made, (source,)),)
             job = StageFiles(repair_area(lack.replica.group), lack.replica.group, staged)
             then = self._part_of(lack, lambda r: self._on_fetched(lack, made, others, r))
-            return self._desk.job(job, then)
+            return self._effects.job(job, then)
 
-        self._desk.call(node, request, self._part_of(lack, answered))
+        self._effects.call(node, request, self._part_of(lack, answered))
 
     def _on_fetched(
         self, lack: _Lack, made: FileMeta, others: list[tuple[CloseSpec, NodeId]], result: JobResult
     ) -> None:
         group = lack.replica.group
         if isinstance(result, FilesStaged):
-            have_checked(self._desk, {}, group, result.suspects)
+            request_hashes(self._effects, {}, group, result.suspects)
         if not isinstance(result, FilesStaged) or result.failed:
             return self._areas.clear(group, self._part_of(lack, lambda: self._ask(lack, others)))
         if not lack.is_current:
@@ -117,7 +117,7 @@ class Copies:
             lack.answers = Answers()
             self._came(lack, None, is_clear=False)
 
-        return self._desk.isolated("a copy", then, failed)
+        return self._effects.isolated("a copy", then, failed)
 
     def _came(self, lack: _Lack, made: FileMeta | None, *, is_clear: bool = True) -> None:
         if lack.is_answered:

@@ -39,11 +39,11 @@ class DataMachine(StateMachine):
         self._adopted: set[str] = set()
         """Operations whose outcome here is in the checkpoint that was begun last."""
 
-        self.settled: frozenset[str] = frozenset(held.state.slots.settled())
+        self.ended_here: frozenset[str] = frozenset(held.state.slots.ended_here())
         """Operations whose outcome here is in the durable checkpoint: their staged files may go."""
 
     @property
-    def seen(self) -> int:
+    def applied_index(self) -> int:
         return self._held.state.rows.delivered
 
     @property
@@ -51,19 +51,19 @@ class DataMachine(StateMachine):
         return self._held.state.rows.recovered_to
 
     def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
-        replies = self._held.state.apply(first, entries, self._context.desk.now)
+        replies = self._held.state.apply(first, entries, self._context.effects.now)
         self._jobs.start()
         return replies
 
     def take_news(self) -> bool:
-        return self._held.state.take_news()
+        return self._held.state.take_changes()
 
     def log_needed_after(self) -> int:
         return self._held.state.base()
 
     def encode_state(self, peer: NodeId | None) -> bytes:
         if peer is None:
-            self._adopted = self._held.state.slots.settled()
+            self._adopted = self._held.state.slots.ended_here()
             self._waits.on_begun()
         return self._snapshots.encode(peer)
 
@@ -77,7 +77,7 @@ class DataMachine(StateMachine):
         if superseded:
             held.state.jobs.append(DeleteFiles(self._context.group, superseded))
         self._closer.reset()
-        self.settled = frozenset(held.state.slots.settled())
+        self.ended_here = frozenset(held.state.slots.ended_here())
         self._jobs.start()
 
     # --- checkpoints -------------------------------------------------------------------------------
@@ -90,10 +90,10 @@ class DataMachine(StateMachine):
 
     @property
     def removes_files(self) -> bool:
-        return self._waits.is_saving or self.settled != self._adopted
+        return self._waits.is_saving or self.ended_here != self._adopted
 
     def on_saved(self) -> None:
-        self.settled = frozenset(self._adopted)
+        self.ended_here = frozenset(self._adopted)
         self._waits.on_durable()
 
     # --- snapshots ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from nodeagent.host.closer import Closer
 from nodeagent.host.damaged_files import DamagedFiles
 from nodeagent.host.data_machine import DataMachine
 from nodeagent.host.data_snapshots import DataSnapshots, IsSource
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.failing import Copied, parked_trouble
 from nodeagent.host.file_reads import FileReads
 from nodeagent.host.freshness import Freshness
@@ -47,13 +47,13 @@ class DataReplica(Replica):
         self,
         group: GroupId,
         raft: Raft,
-        desk: Desk,
+        effects: EffectQueue,
         outbox: Outbox,
         state: DataState,
         helpers: Helpers,
     ) -> None:
         self.config = helpers.config
-        context = GroupContext(group, raft, desk, outbox)
+        context = GroupContext(group, raft, effects, outbox)
         held = self._held = HeldState(state, context.condition)
         waits = self._waits = CheckpointWaits()
         self.damaged_files = DamagedFiles(held)
@@ -68,7 +68,7 @@ class DataReplica(Replica):
         self.for_peers = DataSnapshots(context, held, helpers.is_source)
         self._machine = DataMachine(context, held, self.state_jobs, self.for_peers, waits, self.closer)
         super().__init__(context, self._machine, helpers.new_id)
-        self.freshness = Freshness(desk, self.read, lambda: self.seen)
+        self.freshness = Freshness(effects, self.read, lambda: self.applied_index)
         self.damaged: dict[Key, str] = {}
         """Leader: the tables and partitions that may not be compacted because a member's copy of a file is
         damaged, and which copy."""
@@ -81,9 +81,9 @@ class DataReplica(Replica):
         return self._held.state
 
     @property
-    def settled(self) -> frozenset[str]:
+    def ended_here(self) -> frozenset[str]:
         """As `DataMachine.settled`."""
-        return self._machine.settled
+        return self._machine.ended_here
 
     @property
     def is_whole(self) -> bool:

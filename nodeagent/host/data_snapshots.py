@@ -37,7 +37,9 @@ class DataSnapshots:
     def lacks_files_of(self, peer: NodeId) -> bool:
         """Whether slots are sealed here without their files, and `peer` holds those as a source of copies."""
         sealed = self._held.state.slots.sealed
-        return any(s.hollow and self._is_source(op, self._context.group, peer) for op, s in sealed.items())
+        return any(
+            s.metadata_only and self._is_source(op, self._context.group, peer) for op, s in sealed.items()
+        )
 
     def encode(self, peer: NodeId | None) -> bytes:
         """The state without its files, for `peer` or for this node's own checkpoint."""

@@ -20,7 +20,7 @@ class FileFailures:
     @property
     def stuck(self) -> dict[str, Failing]:
         """Compactions that fail, by the name of their output."""
-        names = (c.job.unit.spec.name for c in self._held.state.compactions.under_way if c.job is not None)
+        names = (c.job.unit.spec.name for c in self._held.state.compactions.active if c.job is not None)
         return {name: self.failing[name] for name in names if name in self.failing}
 
     @property

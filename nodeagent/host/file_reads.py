@@ -39,4 +39,4 @@ class FileReads:
                 self._damaged.on_hashed(result, files)
             then(result)
 
-        self._context.desk.job(job, done)
+        self._context.effects.job(job, done)

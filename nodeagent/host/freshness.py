@@ -8,7 +8,7 @@ confirms nothing.
 
 from collections.abc import Callable
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 
 Read = Callable[[Callable[[], None], Callable[[str], None]], None]
 
@@ -23,8 +23,8 @@ class Freshness:
         seen: the last entry given to the state; it decreases if an older state is installed.
     """
 
-    def __init__(self, desk: Desk, read: Read, seen: Callable[[], int]) -> None:
-        self._desk = desk
+    def __init__(self, effects: EffectQueue, read: Read, seen: Callable[[], int]) -> None:
+        self._effects = effects
         self._read = read
         self._seen = seen
         self._confirmed: tuple[int, int] | None = None
@@ -33,7 +33,7 @@ class Freshness:
         self._asked_at: int | None = None
         """Time of the open question."""
 
-        self._not_before = desk.now
+        self._not_before = effects.now
         self._waiting: list[tuple[int, Callable[[], None], Callable[[int], None]]] = []
         """(bound in ms, call if the age is within it, call with the age if not) of requests that wait."""
 
@@ -42,12 +42,12 @@ class Freshness:
         """Everything acknowledged before that age is here; -1 if no leader has confirmed that yet."""
         if self._confirmed is None or self._seen() < self._confirmed[1]:
             return -1
-        return self._desk.now - self._confirmed[0]
+        return self._effects.now - self._confirmed[0]
 
     def refresh(self, older_than_ms: int) -> None:
         """Ask for a new confirmation if the last is older than this; called now and then."""
         age = self.age_ms
-        if (age < 0 or age > older_than_ms) and self._desk.now >= self._not_before:
+        if (age < 0 or age > older_than_ms) and self._effects.now >= self._not_before:
             self._ask()
 
     def within(self, bound_ms: int, then: Callable[[], None], failed: Callable[[int], None]) -> None:
@@ -62,14 +62,14 @@ class Freshness:
     def _ask(self) -> None:
         if self._asked_at is not None:
             return
-        asked_at = self._asked_at = self._desk.now
+        asked_at = self._asked_at = self._effects.now
 
         def confirmed() -> None:
             self._confirmed = (asked_at, self._seen())
             self._answer()
 
         def failed(_: str) -> None:
-            self._not_before = self._desk.now + ASK_AGAIN_MS
+            self._not_before = self._effects.now + ASK_AGAIN_MS
             self._answer()
 
         self._read(confirmed, failed)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.group_jobs import GroupJobs
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.proposals import Proposals
@@ -23,7 +23,7 @@ class Condition:
     stopped: str = ""
     """Why no entry is applied any more (`Replica.stop`), "" as long as entries are applied."""
 
-    founding: bool = False
+    is_unlogged: bool = False
     """The replica is new and the log does not durably say so: nothing is saved or installed, because a
     checkpoint that the log does not know looks like a lost log."""
 
@@ -53,15 +53,15 @@ class Unsaved:
 class GroupContext:
     """One group on this node: its Raft core, its effects, its condition, and its jobs and proposals."""
 
-    def __init__(self, group: GroupId, raft: Raft, desk: Desk, outbox: Outbox) -> None:
+    def __init__(self, group: GroupId, raft: Raft, effects: EffectQueue, outbox: Outbox) -> None:
         self.group = group
         self.raft = raft
-        self.desk = desk
+        self.effects = effects
         self.outbox = outbox
         self.condition = Condition()
         self.unsaved = Unsaved()
-        self.jobs = GroupJobs(desk)
-        self.proposals = Proposals(group, raft, desk)
+        self.jobs = GroupJobs(effects)
+        self.proposals = Proposals(group, raft, effects)
 
     @property
     def leads(self) -> bool:

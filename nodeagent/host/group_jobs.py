@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.model.jobs import Job, JobResult
 
 
 class GroupJobs:
     """Counts the jobs that run, so that a removal or an installation can wait for their end."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, effects: EffectQueue) -> None:
+        self._effects = effects
         self._running = 0
         self._at_rest: Callable[[], None] | None = None
 
@@ -27,7 +27,7 @@ class GroupJobs:
             self._maybe_rest()
 
         self._running += 1
-        self._desk.job(job, done)
+        self._effects.job(job, done)
 
     def hold(self, then: Callable[[], None]) -> Callable[[], None]:
         """Count as a running job until the returned call is made, which runs `then`."""

@@ -8,10 +8,10 @@ from nodeagent.host.context import Context
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.leadership import Leadership
 from nodeagent.host.lifecycle import Lifecycle
-from nodeagent.host.mover import Mover
 from nodeagent.host.replicas import Replicas
 from nodeagent.host.reports import Reports
 from nodeagent.host.session_parts import SessionParts
+from nodeagent.host.slot_copier import SlotCopier
 from nodeagent.host.writer import FileWriter
 from nodeagent.meta import commands as meta
 from nodeagent.meta.nodes import DEAD
@@ -32,20 +32,20 @@ class GroupSteps:
         replicas: Replicas,
         lifecycle: Lifecycle,
         leadership: Leadership,
-        mover: Mover,
+        slot_copier: SlotCopier,
         reports: Reports,
         writer: FileWriter,
     ) -> None:
         self._node = context.node
-        self._desk = context.desk
+        self._effects = context.effects
         self._replicas = replicas
         self._cluster = replicas.cluster
         self._lifecycle = lifecycle
         self._leadership = leadership
-        self._mover = mover
+        self._mover = slot_copier
         self._reports = reports
         self._writer = writer
-        self._parts = SessionParts(context.node, context.desk, replicas.data, self.propose)
+        self._parts = SessionParts(context.node, context.effects, replicas.data, self.propose)
         self._proposed: dict[GroupId, tuple[int, int]] = {}
         """group -> (term, index) of the last command proposed; no other before it is applied"""
 
@@ -73,9 +73,9 @@ class GroupSteps:
         """Report the groups in which this node can be a source, and those that it can join."""
         states = {g: r.state for g, r in self._replicas.data.items() if r.state.rows.recovered}
         now = self._cluster.record_now
-        for report in groups.sources_due(op, self._node, states, now):
+        for report in groups.sources_to_report(op, self._node, states, now):
             self._reports.report(report.command)
-        for report in groups.joins_due(op, self._node, self._lifecycle.joined(op.id), now):
+        for report in groups.joins_to_report(op, self._node, self._lifecycle.joined(op.id), now):
             self._reports.report(report.command)
 
     def recover(self) -> None:
@@ -91,15 +91,17 @@ class GroupSteps:
             recovery = record.recovery
             done = groups.op_number(replica.raft.log.config.operation) >= groups.op_number(recovery.operation)
             if done and replica.leads and replica.raft.can_change():
-                self._reports.report(meta.LedAgain(self._cluster.record_now, group, recovery.operation))
+                self._reports.report(
+                    meta.RecoveryCompleted(self._cluster.record_now, group, recovery.operation)
+                )
             elif not done and recovery.head == self._node:
                 config = Config(record.members, (), recovery.operation)
                 try:
-                    replica.raft.force(config, recovery.term, self._desk.now)
+                    replica.raft.force(config, recovery.term, self._effects.now)
                 except Refused as error:  # the lost leader counts for one election timeout
-                    self._desk.note("recover_later", group=group, why=error.what)
+                    self._effects.note("recover_later", group=group, why=error.what)
                 else:
-                    self._desk.note(
+                    self._effects.note(
                         "recovered", group=group, term=replica.raft.term, first=replica.raft.log.last_index
                     )
 
@@ -116,28 +118,28 @@ class GroupSteps:
 
     def _has_applied(self, group: GroupId, proposed: tuple[int, int]) -> bool:
         replica = self._replicas.data.get(group)
-        return replica is None or (replica.raft.term, replica.seen) >= proposed
+        return replica is None or (replica.raft.term, replica.applied_index) >= proposed
 
     def _drive_group(self, op: Operation, replica: DataReplica, wanted: set[GroupId]) -> None:
         term, index = self._proposed.get(replica.group, (0, 0))
-        if (term == replica.raft.term and replica.seen < index) or not replica.state.rows.recovered:
+        if (term == replica.raft.term and replica.applied_index < index) or not replica.state.rows.recovered:
             return
-        if not replica.raft.can_change() or replica.seen < replica.led_from:
+        if not replica.raft.can_change() or replica.applied_index < replica.led_from:
             return
         nodes = self._cluster.meta.image.nodes
-        look = groups.Look(
+        look = groups.GroupView(
             group=replica.group,
             me=self._node,
             state=replica.state,
             config=replica.raft.log.config,
-            caught_up=partial(self._leadership.is_at_hand, replica),
+            caught_up=partial(self._leadership.may_take_over, replica),
             incarnations={n: r.incarnation for n, r in nodes.items()},
-            gone=lambda n: n not in nodes or nodes[n].state == DEAD,
+            has_left=lambda n: n not in nodes or nodes[n].state == DEAD,
             now=self._cluster.record_now,
             writer=self._writer.named,
             level=self._cluster.level,
         )
-        for action in groups.due(op, look):
+        for action in groups.next_actions(op, look):
             self._act(op, replica, action, wanted)
 
     def _act(self, op: Operation, replica: DataReplica, action: groups.Action, wanted: set[GroupId]) -> None:
@@ -148,7 +150,7 @@ class GroupSteps:
                 self._reconfigure(replica, action.step)
             case groups.Report():
                 self._reports.report(action.command)
-            case groups.FetchAhead():
+            case groups.PrefetchParts():
                 self._parts.fetch_ahead(replica, action)
             case groups.TakeParts():
                 self._parts.take(replica, action)
@@ -174,10 +176,10 @@ class GroupSteps:
             if isinstance(step, membership.Transfer):
                 self._leadership.transfer(replica, step.target)
             else:
-                index = replica.raft.change(step.config, self._desk.now)
+                index = replica.raft.change(step.config, self._effects.now)
                 self._awaited[replica.group] = (replica.raft.term, index)
         except NodeAgentError as error:
-            self._desk.note("reconfigure_later", group=replica.group, why=error.what)
+            self._effects.note("reconfigure_later", group=replica.group, why=error.what)
 
 
 def schemas_due(known: MetaState, state: DataState, adopt: list[bytes]) -> list[bytes]:

@@ -16,10 +16,10 @@ from nodeagent.host.budget import Budget
 from nodeagent.host.builder import ReplicaBuilder
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.compactor import Compactor
-from nodeagent.host.context import Context, Life
+from nodeagent.host.context import Context, NodeRun
 from nodeagent.host.copies import Copies
 from nodeagent.host.data_replica import Helpers
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.host.handlers.data import DataRequests
 from nodeagent.host.handlers.dispatch import Handlers
 from nodeagent.host.handlers.leading import MetaLeader
@@ -28,7 +28,7 @@ from nodeagent.host.handlers.node import NodeRequests
 from nodeagent.host.leadership import Leadership
 from nodeagent.host.lifecycle import Lifecycle
 from nodeagent.host.operations import Operations
-from nodeagent.host.own_standing import OwnStanding
+from nodeagent.host.own_membership import OwnMembership
 from nodeagent.host.peers import Peers
 from nodeagent.host.repair_areas import RepairAreas
 from nodeagent.host.repairs import Repairs
@@ -39,9 +39,9 @@ from nodeagent.host.writer import FileWriter
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import JobResult
 from nodeagent.model.limits import APPLY_BYTES_PER_TURN, APPLY_ENTRIES_PER_TURN
+from nodeagent.model.membership import MembershipStatus
 from nodeagent.model.raft_messages import HeartbeatReply, Routed, VoteRequest
 from nodeagent.model.requests import Reply, Request
-from nodeagent.model.standing import Standing
 
 DRIVE_MS = 100
 HOUSEKEEPING_MS = 200
@@ -57,44 +57,44 @@ QUIET_MS = 1_000
 class Host:
     """See the module. It assembles the parts and passes events to them."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: NodeRun) -> None:
         self.context = context = Context(life)
-        config, node, desk = context.config, context.node, context.desk
-        self.desk = desk
+        config, node, effects = context.config, context.node, context.effects
+        self.effects = effects
         self.outbox = context.outbox
         self.cluster = cluster = Cluster(context)
         self.replicas = Replicas(cluster)
-        self.own_standing = OwnStanding(context, cluster)
+        self.own_membership = OwnMembership(context, cluster)
         self.peers = Peers(context, self.replicas)
         self.leadership = Leadership(context, self.replicas, self.peers)
         self.writer = FileWriter(
             life.writer,
             lambda: cluster.level,
             lambda: cluster.meta.image.unnamed_writer,
-            lambda: cluster.is_current or desk.now - life.now > META_WAIT_MS,
+            lambda: cluster.is_current or effects.now - life.now > META_WAIT_MS,
         )
-        areas = RepairAreas(desk)
-        self.copies = Copies(node, desk, areas)
+        areas = RepairAreas(effects)
+        self.copies = Copies(node, effects, areas)
         helpers = Helpers(config, context.new_id, cluster.is_source, self.copies.fetch, self.writer)
         self.builder = ReplicaBuilder(
             context, self.replicas, self.leadership.timeout_share, helpers, self.on_meta
         )
-        self.lifecycle = Lifecycle(context, self.replicas, self.builder, self.own_standing, self.on_meta)
-        self.admission = Admission(config, context.incarnation, desk, self.lifecycle.create_meta)
+        self.lifecycle = Lifecycle(context, self.replicas, self.builder, self.own_membership, self.on_meta)
+        self.admission = Admission(config, context.incarnation, effects, self.lifecycle.create_meta)
         self._bootstrap = Bootstrap(context, cluster, self.admission, self.on_meta)
         self.operations = Operations(context, self.replicas, self.lifecycle, self.leadership, self.writer)
         self.compactor = Compactor(context, self.replicas, self.peers, self.writer)
-        self.seal_waits = SealWaits(desk)
+        self.seal_waits = SealWaits(effects)
         leader = MetaLeader(context, self.replicas, self.peers, self.writer)
         self.handlers = Handlers(
-            desk,
+            effects,
             self.admission,
-            self.own_standing,
+            self.own_membership,
             MetaRequests(context, self.replicas, self.admission, leader),
-            DataRequests(context, self.replicas, Repairs(desk, areas), self.seal_waits),
+            DataRequests(context, self.replicas, Repairs(effects, areas), self.seal_waits),
             NodeRequests(context, cluster, self.admission, self.operations),
         )
-        self.status = Status(context, self.replicas, self.admission, self.own_standing, self.peers)
+        self.status = Status(context, self.replicas, self.admission, self.own_membership, self.peers)
         quiet_ms = min(QUIET_MS, config.raft.election_timeout_ms * 2 // 3) if life.start > 1 else 0
         self._votes_from = life.now + quiet_ms
         """No vote is given before this time, so that peers can report that this directory is an older
@@ -107,17 +107,17 @@ class Host:
 
     # --- events ------------------------------------------------------------------------------------
 
-    def standing(self, node: NodeId, incarnation: str, now: int) -> Standing:
+    def standing(self, node: NodeId, incarnation: str, now: int) -> MembershipStatus:
         """The membership status of a peer, to be checked before each of its frames is passed on.
 
         Effects may follow: members are asked about a node that this node does not know.
         """
-        self.desk.now = now
+        self.effects.now = now
         return self.peers.standing(node, incarnation)
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
         """`sender` is a member (`standing`)."""
-        self.desk.now = now
+        self.effects.now = now
         self.peers.heard[sender] = now
         for routed in messages:
             if isinstance(routed.message, HeartbeatReply) and routed.message.wall:
@@ -129,58 +129,58 @@ class Host:
                 replica.step(sender, routed.message)
 
     def on_request(self, token: int, request: Request, now: int, wall: int) -> None:
-        self.desk.now, self.desk.wall = now, wall
+        self.effects.now, self.effects.wall = now, wall
         self.handlers.on_request(token, request)
 
     def on_persisted(self, batch: int, now: int) -> None:
-        self.desk.now = now
+        self.effects.now = now
         self.outbox.completed(batch)
 
     def on_job(self, number: int, result: JobResult, now: int) -> None:
-        self.desk.now = now
-        self.desk.on_job(number, result)
+        self.effects.now = now
+        self.effects.on_job(number, result)
         self._drive_at = now
 
     def on_snapshots_expired(self, names: Collection[str], now: int) -> None:
         """The shell dropped these snapshots: nobody read from them for long."""
-        self.desk.now = now
+        self.effects.now = now
         for replica in self.replicas:
             replica.snapshots.on_expired(names)
 
     def on_disk(self, free: int, total: int, now: int) -> None:
         """The free and total bytes of the disk with log and data, measured every fraction of a second."""
-        self.desk.now = now
-        data, space = self.replicas.data, self.desk.space
+        self.effects.now = now
+        data, space = self.replicas.data, self.effects.space
         before = space.is_low
         space.measured(free, total, sum(r.state.rows.memtable.nbytes for r in data.values()))
         for replica in data.values():
             replica.raft.room = space.room
         if space.is_low != before:
-            self.desk.note("writes_refused" if space.is_low else "writes_taken_again", why=space.why)
+            self.effects.note("writes_refused" if space.is_low else "writes_taken_again", why=space.why)
 
     def on_retired(self, why: str, now: int) -> None:
         """A peer refuses this node because its incarnation was retired."""
-        self.desk.now = now
-        self.own_standing.retired(why)
+        self.effects.now = now
+        self.own_membership.retired(why)
 
     def on_older_copy(self, why: str, now: int) -> None:
         """A peer knows a later start of this directory, or entries that this node acknowledged and lacks.
 
         From now on this node neither votes nor acknowledges nor serves. The shell stores that on disk.
         """
-        self.desk.now = now
-        if not self.own_standing.older_copy:
-            self.own_standing.older_copy = why
+        self.effects.now = now
+        if not self.own_membership.older_copy:
+            self.own_membership.older_copy = why
             self.lifecycle.stop_all(why)
-            self.desk.note("older_copy", node=self.context.node, why=why)
+            self.effects.note("older_copy", node=self.context.node, why=why)
 
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
-        self.desk.now = now
-        self.desk.on_reply(call, reply)
+        self.effects.now = now
+        self.effects.on_reply(call, reply)
 
     def on_meta(self) -> None:
         """Meta entries were applied: addresses, groups and next actions may have changed."""
-        self._drive_at = self.desk.now
+        self._drive_at = self.effects.now
         if self._bootstrap.is_due:
             self._bootstrap.propose()
         self.peers.update_addresses()
@@ -189,10 +189,10 @@ class Host:
             self.lifecycle.sync()
 
     def tick(self, now: int, wall: int) -> None:
-        self.desk.now, self.desk.wall = now, wall
+        self.effects.now, self.effects.wall = now, wall
         for replica in self.replicas:
             replica.tick()
-        self.desk.fire()
+        self.effects.fire()
         if now >= self._house_at:
             self._house_at = now + HOUSEKEEPING_MS
             self._keep_house()
@@ -213,34 +213,34 @@ class Host:
         self.leadership.keep()
         self.peers.look_for_older()
         self.compactor.keep()
-        if self.desk.now >= self._expire_at:
-            self._expire_at = self.desk.now + EXPIRE_MS
+        if self.effects.now >= self._expire_at:
+            self._expire_at = self.effects.now + EXPIRE_MS
             for held in data.values():
                 held.sessions.expire()
 
-    def hand_over(self, now: int) -> bool:
+    def transfer_leadership(self, now: int) -> bool:
         """The node is about to stop: transfer its leaderships. Call repeatedly until it returns False."""
-        self.desk.now = now
-        return self.leadership.hand_over()
+        self.effects.now = now
+        return self.leadership.transfer_leadership()
 
     def deadline(self) -> int:
         """When `tick` is due, in the monotonic time the events carry."""
         due = [r.raft.deadline() for r in self.replicas]
         due += [self._house_at, self._drive_at]
-        of_desk = self.desk.deadline
-        if of_desk is not None:
-            due.append(of_desk)
+        of_effects = self.effects.deadline
+        if of_effects is not None:
+            due.append(of_effects)
         return min(due)
 
     @property
     def no_room(self) -> str:
         """Why no files may be copied here for now, "" if they may."""
-        return self.desk.space.why if self.desk.space.is_low else ""
+        return self.effects.space.why if self.effects.space.is_low else ""
 
     @property
     def requests_failed(self) -> int:
         """Requests that ended with an exception: each is a bug."""
-        return self.desk.failures
+        return self.effects.failures
 
     # --- effects -----------------------------------------------------------------------------------
 
@@ -252,8 +252,8 @@ class Host:
         replicas = self.replicas.in_turn(self._turn)
         for _ in range(16):
             worked = [r.drain(budget) for r in replicas if r.raft.stirred]
-            if self._drive_at <= self.desk.now or self.operations.is_due():
-                self._drive_at = self.desk.now + DRIVE_MS
+            if self._drive_at <= self.effects.now or self.operations.is_due():
+                self._drive_at = self.effects.now + DRIVE_MS
                 self.operations.drive()
                 worked.append(True)
                 replicas = self.replicas.in_turn(self._turn)  # replicas may have been created or removed
@@ -264,19 +264,19 @@ class Host:
         effects = Effects(
             persist=persist,
             sends=self.outbox.take_sends(),
-            replies=self.desk.replies,
-            jobs=self.desk.jobs,
-            calls=self.desk.calls,
-            notes=self.desk.notes,
+            replies=self.effects.replies,
+            jobs=self.effects.jobs,
+            calls=self.effects.calls,
+            notes=self.effects.notes,
             applied=APPLY_ENTRIES_PER_TURN - budget.entries,
             applied_bytes=APPLY_BYTES_PER_TURN - budget.nbytes,
         )
-        self.desk.replies, self.desk.jobs, self.desk.calls, self.desk.notes = [], [], [], []
+        self.effects.replies, self.effects.jobs, self.effects.calls, self.effects.notes = [], [], [], []
         return effects
 
     @property
     def idle(self) -> bool:
-        desk = self.desk
-        if desk.replies or desk.jobs or desk.calls or not self.outbox.idle:
+        effects = self.effects
+        if effects.replies or effects.jobs or effects.calls or not self.outbox.idle:
             return False
         return not any(r.raft.has_ready for r in self.replicas if r.raft.stirred)

@@ -49,10 +49,10 @@ class Installs:
             return
         if context.raft.room:
             return  # its files would fill the disk
-        if context.jobs.is_running or context.leads or condition.founding:
+        if context.jobs.is_running or context.leads or condition.is_unlogged:
             return  # the jobs on the old state's files must end first
         condition.installing = offer.snapshot
-        context.desk.note("install_begins", group=context.group, source=source, base=offer.base.index)
+        context.effects.note("install_begins", group=context.group, source=source, base=offer.base.index)
         job = InstallSnapshot(context.group, source, offer.snapshot)
         context.jobs.run(job, lambda r: self._on_pulled(source, offer.snapshot, r))
 
@@ -67,11 +67,11 @@ class Installs:
     def _fail(self, source: NodeId, snapshot: str, result: JobResult) -> None:
         context = self._context
         self._condition.installing = None
-        context.desk.later(INSTALL_KEEP_MS, lambda: self._drop_pulled(snapshot))
+        context.effects.later(INSTALL_KEEP_MS, lambda: self._drop_pulled(snapshot))
         what = result.what if isinstance(result, Failed) else "no longer needed"
         if isinstance(result, Failed) and result.file:  # the source hashes its file and finds the damage
-            context.desk.call(source, CheckFiles(context.group, (), (result.file,)), lambda _: None)
-        context.desk.note("install_failed", group=context.group, why=what)
+            context.effects.call(source, CheckFiles(context.group, (), (result.file,)), lambda _: None)
+        context.effects.note("install_failed", group=context.group, why=what)
 
     def _install(self, snapshot: str, result: Installed) -> None:
         """Checkpoint and files are durable: now the log may begin where they end.
@@ -98,10 +98,10 @@ class Installs:
             condition.installing = None
             condition.rebasing = False
             self._drop_pulled(snapshot)
-            raft.installed(saved.base, saved.base.index, context.desk.now)
+            raft.installed(saved.base, saved.base.index, context.effects.now)
 
         context.outbox.persist(context.group, [Rebase(context.group, saved.base, keep)], rebased)
-        context.desk.note(
+        context.effects.note(
             "installed", group=context.group, base=saved.base.index, received=result.bytes_received
         )
         return None
@@ -110,4 +110,4 @@ class Installs:
         """Remove the staged files of the pull, unless the same snapshot is being pulled now: that pull
         continues with them."""
         area = install_area(snapshot)
-        self._context.desk.remove(DropStaging(area), still=lambda: self._condition.installing != snapshot)
+        self._context.effects.remove(DropStaging(area), still=lambda: self._condition.installing != snapshot)

@@ -12,10 +12,10 @@ from nodeagent.host.context import Context
 from nodeagent.host.peers import Peers
 from nodeagent.host.replica import Replica
 from nodeagent.host.replicas import Replicas
-from nodeagent.model.ids import META, GroupId, NodeId, header_of
+from nodeagent.model.ids import META, GroupId, NodeId, owner_of
 from nodeagent.raft.progress import ProgressState
 
-PREFER_HEADER_MS = 3_000
+PREFER_OWNER_MS = 3_000
 RETRY_MS = 10_000
 """A node that did not take over a group is not asked again for this long. The group takes no writes during a
 transfer, and a node may be caught up and answer and still not become leader, because its disk is stuck."""
@@ -26,16 +26,16 @@ while disks fill."""
 
 
 class Leadership:
-    """`keep` runs at every housekeeping, `hand_over` before the node stops."""
+    """`keep` runs at every housekeeping, `transfer_leadership` before the node stops."""
 
     def __init__(self, context: Context, replicas: Replicas, peers: Peers) -> None:
         self._node = context.node
-        self._desk = context.desk
+        self._effects = context.effects
         self._random = context.random
         self._replicas = replicas
         self._cluster = replicas.cluster
         self._peers = peers
-        self._prefer_at = context.desk.now + PREFER_HEADER_MS
+        self._prefer_at = context.effects.now + PREFER_OWNER_MS
         self._led_before: set[GroupId] = set()
         self._short_at: dict[NodeId, int] = {}
         """When a voter of a group that is led here was last short of disk space."""
@@ -49,7 +49,7 @@ class Leadership:
         after `RETRY_MS`, but never while this node stops."""
 
     @property
-    def shunned(self) -> bool:
+    def avoids_leadership(self) -> bool:
         """Whether this node avoids leadership: it stops, it drains, or its meta replica is stopped, so that
         it learns of no new partition table."""
         meta = self._cluster.meta_replica
@@ -59,31 +59,31 @@ class Leadership:
         """Draw the place of an election timeout in [t, 2t), where the group owner tends to be first. A node
         that avoids leadership draws from [2t, 3t): it leads only groups that no other node can lead."""
         value = self._random.random()
-        if self.shunned:
+        if self.avoids_leadership:
             return 1.0 + value
         if group == META:
             return value
-        is_first = header_of(group) == self._node and not self._desk.space.is_low
+        is_first = owner_of(group) == self._node and not self._effects.space.is_low
         return value * 0.3 if is_first else 0.4 + value * 0.6
 
     def keep(self) -> None:
         """Called at every housekeeping."""
         if self._stopping:
-            return  # `hand_over` does it
-        now = self._desk.now
+            return  # `transfer_leadership` does it
+        now = self._effects.now
         led = {r.group for r in self._replicas if r.leads}
         self._asked_at = {k: at for k, at in self._asked_at.items() if k[0] in led and now - at < RETRY_MS}
         self._look_for_short(now)
         self._leave_to_sources()
-        if self.shunned:
+        if self.avoids_leadership:
             self._give_away()
-        elif self._desk.space.is_low:
+        elif self._effects.space.is_low:
             self._leave_to_room()
         elif now >= self._prefer_at:
-            self._prefer_at = now + PREFER_HEADER_MS
-            self._prefer_headers()
+            self._prefer_at = now + PREFER_OWNER_MS
+            self._prefer_owners()
 
-    def hand_over(self) -> bool:
+    def transfer_leadership(self) -> bool:
         """Transfer the leadership of every group led here, because this node stops.
 
         No node is asked twice for the same group, and a group whose leadership returns is kept, because the
@@ -115,7 +115,7 @@ class Leadership:
         self._short_at = {n: at for n, at in self._short_at.items() if now - at < SHORT_MS}
         for replica in self._replicas.data.values():
             if replica.leads:
-                self._short_at |= dict.fromkeys(replica.raft.short_of_room(), now)
+                self._short_at |= dict.fromkeys(replica.raft.voters_low_on_space(), now)
 
     def _leave_to_room(self) -> None:
         """Hand over each group that takes rows under another leader: a majority of its voters has disk space,
@@ -124,7 +124,7 @@ class Leadership:
             if not replica.leads:
                 continue
             most_have_room = (
-                len(replica.raft.short_of_room()) < (len(replica.raft.log.config.voters) - 1) // 2
+                len(replica.raft.voters_low_on_space()) < (len(replica.raft.log.config.voters) - 1) // 2
             )
             target = self._successor(replica)
             if most_have_room and target is not None and replica.raft.has_room(target):
@@ -134,7 +134,7 @@ class Leadership:
         """Hand over each group with a member that needs a snapshot and holds files of sealed slots that are
         not here: only a leader with those files can send it one before the change has ended."""
         for replica in self._replicas.data.values():
-            if not replica.leads or not any(s.hollow for s in replica.state.slots.sealed.values()):
+            if not replica.leads or not any(s.metadata_only for s in replica.state.slots.sealed.values()):
                 continue
             progress = replica.raft.status().progress
             waiting = {
@@ -147,10 +147,10 @@ class Leadership:
                 (v for v in others if replica.for_peers.lacks_files_of(v) and self._fits(replica, v)), None
             )
             if waiting and target is not None and replica.raft.can_change():
-                self._desk.note("handing_over", group=replica.group, to=target)
+                self._effects.note("handing_over", group=replica.group, to=target)
                 self.transfer(replica, target)
 
-    def _prefer_headers(self) -> None:
+    def _prefer_owners(self) -> None:
         """Hand each group to its owner, so that leaders spread over the ring.
 
         A group that was not led here at the last call is skipped: this node may just have taken it over from
@@ -158,7 +158,7 @@ class Leadership:
         """
         led = {g for g, r in self._replicas.data.items() if r.leads}
         for group in sorted(led & self._led_before):
-            header = header_of(group)
+            header = owner_of(group)
             replica = self._replicas.data[group]
             may_lead = header != self._node and header not in self._short_at
             if may_lead and self._fits(replica, header) and replica.raft.can_change():
@@ -170,34 +170,34 @@ class Leadership:
         if target is None or not replica.raft.can_change():
             return False
         self.transfer(replica, target)
-        self._desk.note("handing_over", group=replica.group, to=target)
+        self._effects.note("handing_over", group=replica.group, to=target)
         return True
 
     def transfer(self, replica: Replica, target: NodeId) -> None:
         """As `Raft.transfer`."""
-        replica.raft.transfer(target, self._desk.now)
-        self._asked_at[replica.group, target] = self._desk.now
+        replica.raft.transfer(target, self._effects.now)
+        self._asked_at[replica.group, target] = self._effects.now
 
-    def is_at_hand(self, replica: Replica, node: NodeId) -> bool:
+    def may_take_over(self, replica: Replica, node: NodeId) -> bool:
         """Whether `node` is caught up, was just heard, and has not just failed to take over the group."""
         if node == self._node:
             return replica.leads
-        heard = self._desk.now - self._peers.heard.get(node, -PREFER_HEADER_MS)
+        heard = self._effects.now - self._peers.heard.get(node, -PREFER_OWNER_MS)
         asked = (replica.group, node) in self._asked_at
-        return heard < PREFER_HEADER_MS and not asked and replica.raft.caught_up(node)
+        return heard < PREFER_OWNER_MS and not asked and replica.raft.caught_up(node)
 
     def _successor(self, replica: Replica) -> NodeId | None:
         """Another voter that may lead: preferably one with disk space, then the group owner."""
         voters = sorted(replica.raft.log.config.voters)
         if replica.group != META:
-            voters.sort(key=lambda v: (not replica.raft.has_room(v), v != header_of(replica.group)))
+            voters.sort(key=lambda v: (not replica.raft.has_room(v), v != owner_of(replica.group)))
         return next((v for v in voters if v != self._node and self._fits(replica, v)), None)
 
     def _fits(self, replica: Replica, node: NodeId) -> bool:
         op = self._cluster.meta.operations.open()
         leaving = op is not None and op.leaving == node
         votes = node in replica.raft.log.config.voters
-        return votes and not leaving and not self._is_draining(node) and self.is_at_hand(replica, node)
+        return votes and not leaving and not self._is_draining(node) and self.may_take_over(replica, node)
 
     def _is_draining(self, node: NodeId) -> bool:
         record = self._cluster.meta.image.nodes.get(node)

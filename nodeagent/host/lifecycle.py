@@ -9,13 +9,13 @@ from nodeagent.data.state import DataState, initial
 from nodeagent.host.builder import ReplicaBuilder
 from nodeagent.host.context import Context
 from nodeagent.host.installs import INSTALL_KEEP_MS
-from nodeagent.host.own_standing import OwnStanding
+from nodeagent.host.own_membership import OwnMembership
 from nodeagent.host.replica import Replica
 from nodeagent.host.replicas import Replicas
 from nodeagent.host.saved import Saved
 from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Base, Config, Forget, HardState
-from nodeagent.model.ids import META, GroupId, header_of
+from nodeagent.model.ids import META, GroupId, owner_of
 from nodeagent.model.jobs import DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.operation import Operation
 from nodeagent.raft.log import RaftLog
@@ -34,17 +34,17 @@ class Lifecycle:
         context: Context,
         replicas: Replicas,
         builder: ReplicaBuilder,
-        own_standing: OwnStanding,
+        own_membership: OwnMembership,
         on_meta: Callable[[], None],
     ) -> None:
         self._node = context.node
-        self._desk = context.desk
+        self._effects = context.effects
         self._outbox = context.outbox
         self._levels = context.levels
         self._replicas = replicas
         self._cluster = replicas.cluster
         self._builder = builder
-        self._own_standing = own_standing
+        self._own_membership = own_membership
         self._on_meta = on_meta
         self._creating: set[GroupId] = set()
         self._removing: set[GroupId] = set()
@@ -73,33 +73,33 @@ class Lifecycle:
     def _create_data(self, group: GroupId, config: Config, state: DataState) -> None:
         """The initial slots are in no log entry, so the checkpoint is written before the first promise."""
         base = Base(state.applied, 0, config, checkpoint=1)
-        saved = Saved(base, encode_checkpoint(state.checkpoint()), group=group, owner=self._desk.owner)
+        saved = Saved(base, encode_checkpoint(state.checkpoint()), group=group, owner=self._effects.owner)
         self._creating.add(group)
 
         def created(result: JobResult) -> None:
             self._creating.discard(group)
-            if self._own_standing.older_copy:
+            if self._own_membership.older_copy:
                 return  # the group may have had a replica here before
             if isinstance(result, Failed):
-                self._desk.later(CREATE_AGAIN_MS, self._on_meta)
+                self._effects.later(CREATE_AGAIN_MS, self._on_meta)
                 return
             hard = self.left.pop(group, HardState())
             replica = self._builder.data(group, RaftLog(base, []), hard, state, base.index)
             replica.checkpoints.continue_from(base.checkpoint)
             self._found(replica)
-            if self._node == header_of(group):
-                replica.raft.hurry(self._desk.now)
+            if self._node == owner_of(group):
+                replica.raft.campaign_soon(self._effects.now)
             self._on_meta()
 
-        self._desk.job(SaveCheckpoint(group, msgspec.msgpack.encode(saved)), created)
+        self._effects.job(SaveCheckpoint(group, msgspec.msgpack.encode(saved)), created)
 
     def _found(self, replica: Replica) -> None:
         """Write the first records of a new replica into the log."""
 
         def founded() -> None:
-            replica.condition.founding = False
+            replica.condition.is_unlogged = False
 
-        replica.condition.founding = True
+        replica.condition.is_unlogged = True
         self._outbox.persist(replica.group, replica.first_records(), founded)
 
     # --- following the meta state ------------------------------------------------------------------
@@ -123,7 +123,9 @@ class Lifecycle:
         for group in joining & set(data):
             sealed = data[group].state.slots.sealed
             is_ready = op is not None and (group, self._node) in op.joined  # it must not be undone
-            if not is_ready and any(s.hollow and name != self._joined[group] for name, s in sealed.items()):
+            if not is_ready and any(
+                s.metadata_only and name != self._joined[group] for name, s in sealed.items()
+            ):
                 self._remove(group)  # the operation was cancelled while this node was down
         for group in list(data):
             current = groups.get(group)
@@ -193,14 +195,14 @@ class Lifecycle:
         # The log first: a log without a checkpoint would look like damage.
         self._outbox.persist(group, [forget], lambda: replica.remove(lambda: self._remove_files(group)))
         replica.abandon()
-        self._desk.note("replica_removed", group=group)
+        self._effects.note("replica_removed", group=group)
 
     def _remove_files(self, group: GroupId) -> None:
         def gone() -> None:
             self._removing.discard(group)
             self._on_meta()
 
-        self._desk.remove(RemoveGroup(group), gone)
+        self._effects.remove(RemoveGroup(group), gone)
 
     def drop_install_later(self, area: str) -> None:
         """Remove the files of a snapshot that an earlier process began to pull, unless the leader offers it
@@ -209,7 +211,7 @@ class Lifecycle:
         def is_unused() -> bool:
             return not any(r.installs.is_in(area) for r in self._replicas)
 
-        self._desk.later(INSTALL_KEEP_MS, lambda: self._desk.remove(DropStaging(area), still=is_unused))
+        self._effects.later(INSTALL_KEEP_MS, lambda: self._effects.remove(DropStaging(area), still=is_unused))
 
     def stop_all(self, why: str) -> None:
         """Stop all replicas; the disk stays as it is."""

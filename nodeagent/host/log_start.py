@@ -8,7 +8,7 @@ from nodeagent.host.group_context import GroupContext
 from nodeagent.host.snapshot_offers import SnapshotOffers
 from nodeagent.host.state_machine import StateMachine
 from nodeagent.model.entries import Base, LogOp, Rebase
-from nodeagent.model.freeing import ToFree
+from nodeagent.model.freeing import DeferredFree
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import LOG_KEEP_MS_MAX
 from nodeagent.model.requests import LogPin
@@ -31,8 +31,8 @@ class LogStart:
         self._saved_to = 0
         """The newest durable checkpoint needs the log from the next index on; 0 while that is not known."""
 
-        self._purge_at = context.desk.now
-        self._purged = ToFree()
+        self._purge_at = context.effects.now
+        self._purged = DeferredFree()
         """Entries that left the log."""
 
         self._headway: dict[NodeId, tuple[int, int]] = {}
@@ -57,10 +57,10 @@ class LogStart:
 
     def keep(self, *, may_purge: bool) -> None:
         """Called now and then: purge what an ended pin has kept, also if no more checkpoints are written."""
-        desk = self._context.desk
-        if self._saved_to <= self._context.raft.log.base.index or desk.now < self._purge_at:
+        effects = self._context.effects
+        if self._saved_to <= self._context.raft.log.base.index or effects.now < self._purge_at:
             return
-        self._purge_at = desk.now + KEEP_LOG_MS
+        self._purge_at = effects.now + KEEP_LOG_MS
         if may_purge:
             self._purge_unpinned()
 
@@ -69,10 +69,10 @@ class LogStart:
         bounded in bytes and age."""
         context = self._context
         kept = context.log_bytes()
-        if kept >= context.desk.space.log_keep * SNAPSHOT_KEEPS:
+        if kept >= context.effects.space.log_keep * SNAPSHOT_KEEPS:
             return []
         pins = [(LogPin("snapshot", peer), base) for peer, base in self._offers.bases()]
-        if context.leads and kept < context.desk.space.log_keep:
+        if context.leads and kept < context.effects.space.log_keep:
             status = context.raft.status()
             followed = {n: p.match for n, p in status.progress.items() if p.match >= status.base}
             pins += [
@@ -90,9 +90,9 @@ class LogStart:
             return True
         known, since = self._headway.get(peer, (-1, 0))
         if match != known:
-            self._headway[peer] = (match, self._context.desk.now)
+            self._headway[peer] = (match, self._context.effects.now)
             return True
-        return self._context.desk.now - since < LOG_KEEP_MS_MAX
+        return self._context.effects.now - since < LOG_KEEP_MS_MAX
 
     @property
     def pin(self) -> LogPin | None:
@@ -101,7 +101,7 @@ class LogStart:
         pin, index = min(self.pins(), key=lambda pin: pin[1], default=(None, needed))
         if index < needed:
             return pin
-        return LogPin("rows") if needed < self._machine.seen else None
+        return LogPin("rows") if needed < self._machine.applied_index else None
 
     def rebase(self, base: Base) -> LogOp:
         """The record with which the log says that it begins at `base`, and which checkpoint it needs."""

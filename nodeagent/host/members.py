@@ -13,12 +13,12 @@ of them vouches for it.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.meta.image import Image
 from nodeagent.meta.nodes import DEAD
 from nodeagent.model.ids import NodeId
+from nodeagent.model.membership import MembershipStatus
 from nodeagent.model.requests import CheckStatus, GetMeta, MetaView, Reply, StatusChecked
-from nodeagent.model.standing import Standing
 
 if TYPE_CHECKING:
     import random
@@ -39,7 +39,7 @@ def standing(
     vouched: Mapping[NodeId, str],
     node: NodeId,
     incarnation: str,
-) -> Standing:
+) -> MembershipStatus:
     """The membership status of `node` by the meta state `image`.
 
     Args:
@@ -52,16 +52,16 @@ def standing(
     if found is not None:
         return found
     if vouched.get(node) == incarnation or (node not in image.nodes and node in named()):
-        return Standing.MEMBER
-    return Standing.UNKNOWN
+        return MembershipStatus.MEMBER
+    return MembershipStatus.UNKNOWN
 
 
-def known_standing(image: Image, node: NodeId, incarnation: str) -> Standing | None:
+def known_standing(image: Image, node: NodeId, incarnation: str) -> MembershipStatus | None:
     """The membership status of `node` by the meta state alone; None if it does not name the incarnation."""
     if incarnation in image.retired:
-        return Standing.RETIRED
+        return MembershipStatus.RETIRED
     record = image.nodes.get(node)
-    return Standing.MEMBER if record is not None and record.incarnation == incarnation else None
+    return MembershipStatus.MEMBER if record is not None and record.incarnation == incarnation else None
 
 
 def members_of(image: Image) -> tuple[tuple[NodeId, str], ...]:
@@ -79,7 +79,7 @@ class Members:
 
     def __init__(
         self,
-        desk: Desk,
+        effects: EffectQueue,
         rng: "random.Random",
         *,
         image: Callable[[], Image],
@@ -87,7 +87,7 @@ class Members:
         known: Callable[[], Collection[NodeId]],
         question: CheckStatus,
     ) -> None:
-        self._desk = desk
+        self._effects = effects
         self._random = rng
         self._image = image
         self._named = named
@@ -95,10 +95,10 @@ class Members:
         self._question = question
         self._vouched: dict[NodeId, str] = {}
         self._vouched_at: dict[NodeId, int] = {}
-        self._ask_at = desk.now
-        self._forget_at = desk.now
+        self._ask_at = effects.now
+        self._forget_at = effects.now
 
-    def standing(self, node: NodeId, incarnation: str) -> Standing:
+    def standing(self, node: NodeId, incarnation: str) -> MembershipStatus:
         """The membership status of a peer now. If the meta state does not know it, members are asked."""
         image = self._image()
         known = known_standing(image, node, incarnation)
@@ -106,30 +106,30 @@ class Members:
             return known
         self._forget()
         found = standing(image, self._named, self._vouched, node, incarnation)
-        if found is Standing.UNKNOWN or (found is Standing.MEMBER and self._is_ageing(node)):
+        if found is MembershipStatus.UNKNOWN or (found is MembershipStatus.MEMBER and self._is_ageing(node)):
             self._ask()
         return found
 
     def _is_ageing(self, node: NodeId) -> bool:
         """Whether the node counts only because members vouched for it, some time ago."""
         at = self._vouched_at.get(node)
-        return at is not None and self._desk.now - at > VOUCHED_MS // 2 and node not in self._image().nodes
+        return at is not None and self._effects.now - at > VOUCHED_MS // 2 and node not in self._image().nodes
 
     def _forget(self) -> None:
-        if self._desk.now < self._forget_at:
+        if self._effects.now < self._forget_at:
             return  # this runs at every frame, and there may be a thousand nodes
-        self._forget_at = self._desk.now + ASK_AGAIN_MS
-        before = self._desk.now - VOUCHED_MS
+        self._forget_at = self._effects.now + ASK_AGAIN_MS
+        before = self._effects.now - VOUCHED_MS
         for node in [n for n, at in self._vouched_at.items() if at < before]:
             del self._vouched[node], self._vouched_at[node]
 
     def _ask(self) -> None:
-        if self._desk.now < self._ask_at:
+        if self._effects.now < self._ask_at:
             return
-        self._ask_at = self._desk.now + ASK_AGAIN_MS
+        self._ask_at = self._effects.now + ASK_AGAIN_MS
         known = sorted(self._known())
         for node in self._random.sample(known, min(ASKED_AT_ONCE, len(known))):
-            self._desk.call(node, self._question, lambda reply, n=node: self._on_answer(n, reply))  # type: ignore[misc]
+            self._effects.call(node, self._question, lambda reply, n=node: self._on_answer(n, reply))  # type: ignore[misc]
 
     def _on_answer(self, node: NodeId, reply: Reply) -> None:
         mine = self._image().cluster_id
@@ -137,7 +137,7 @@ class Members:
             if reply.members:
                 self._vouch(reply.members)
             else:  # an older release, which names no members here and answers any node
-                self._desk.call(node, GetMeta(), lambda view: self._on_answer(node, view))
+                self._effects.call(node, GetMeta(), lambda view: self._on_answer(node, view))
         elif isinstance(reply, MetaView) and mine in ("", reply.cluster_id):
             self._vouch((n.node, n.incarnation) for n in reply.nodes if n.state != DEAD)
 
@@ -146,4 +146,4 @@ class Members:
         for node, incarnation in members:
             if incarnation not in retired:
                 self._vouched[node] = incarnation
-                self._vouched_at[node] = self._desk.now
+                self._vouched_at[node] = self._effects.now

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.group_context import GroupContext
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
@@ -21,7 +21,7 @@ class MetaMachine(StateMachine):
         self._changed = changed
 
     @property
-    def seen(self) -> int:
+    def applied_index(self) -> int:
         return self.state.applied
 
     @property
@@ -62,14 +62,14 @@ class MetaReplica(Replica):
     def __init__(
         self,
         raft: Raft,
-        desk: Desk,
+        effects: EffectQueue,
         outbox: Outbox,
         state: MetaState,
         changed: Callable[[], None],
         new_id: Callable[[], str],
     ) -> None:
         self._machine = MetaMachine(state, changed)
-        super().__init__(GroupContext(META, raft, desk, outbox), self._machine, new_id)
+        super().__init__(GroupContext(META, raft, effects, outbox), self._machine, new_id)
 
     @property
     def state(self) -> MetaState:

@@ -5,7 +5,7 @@ from functools import partial
 from nodeagent.host.clocks import Clocks
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.context import Context
-from nodeagent.host.hold_points import HoldPoints
+from nodeagent.host.failpoints import Failpoints
 from nodeagent.host.leadership import Leadership
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.reports import Reports
@@ -13,7 +13,7 @@ from nodeagent.meta import commands as meta
 from nodeagent.meta.nodes import DEAD
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import Operation, Stage
-from nodeagent.scaling import holds, membership
+from nodeagent.scaling import failpoints, membership
 
 SEAL_TIMEOUT_MS = 30_000
 PLANNED_TIMEOUT_MS = 60_000
@@ -30,15 +30,15 @@ class MetaSteps:
         cluster: Cluster,
         leadership: Leadership,
         reports: Reports,
-        hold_points: HoldPoints,
+        failpoints: Failpoints,
     ) -> None:
         self._node = context.node
-        self._desk = context.desk
+        self._effects = context.effects
         self._clocks: Clocks = context.clocks
         self._cluster = cluster
         self._leadership = leadership
         self._reports = reports
-        self._hold_points = hold_points
+        self._hold_points = failpoints
         self._waiting_since: tuple[str, Stage, int] = ("", Stage.DONE, 0)
         self._lease_since: tuple[str, int, int] = ("", 0, 0)
         """(operation, serial, when this leader first saw it)"""
@@ -48,20 +48,20 @@ class MetaSteps:
 
     def drive(self, replica: MetaReplica, op: Operation | None) -> None:
         cluster = self._cluster
-        if not replica.raft.can_change() or replica.seen < replica.led_from or not cluster.id:
+        if not replica.raft.can_change() or replica.applied_index < replica.led_from or not cluster.id:
             return
         self._watch_lock(replica)
         step = self._member_step(replica, op)
         if isinstance(step, membership.Change):
             try:
-                replica.raft.change(step.config, self._desk.now)
+                replica.raft.change(step.config, self._effects.now)
             except NodeAgentError as error:
-                self._desk.note("reconfigure_later", group="meta", why=error.what)
+                self._effects.note("reconfigure_later", group="meta", why=error.what)
             return
         if isinstance(step, membership.Transfer):
             self._leadership.transfer(replica, step.target)
             return
-        if op is not None and holds.is_stopped(op, self._hold_points.points):
+        if op is not None and failpoints.is_stopped(op, self._hold_points.points):
             return
         if op is not None and not op.meta_ready and _is_ready(replica, op):
             self._reports.report(meta.MetaReady(cluster.record_now, op.id))
@@ -84,7 +84,7 @@ class MetaSteps:
             unfit,
             voters_max=image.settings.meta_voters,
             me=self._node,
-            caught_up=partial(self._leadership.is_at_hand, replica),
+            caught_up=partial(self._leadership.may_take_over, replica),
         )
 
     def _watch_stage(self, op: Operation | None) -> None:
@@ -94,12 +94,12 @@ class MetaSteps:
         if op is None or op.stage not in limits or self._hold_points.points:
             return
         if self._waiting_since[:2] != (op.id, op.stage):
-            self._waiting_since = (op.id, op.stage, self._desk.now)
-        elif self._desk.now - self._waiting_since[2] > limits[op.stage]:
+            self._waiting_since = (op.id, op.stage, self._effects.now)
+        elif self._effects.now - self._waiting_since[2] > limits[op.stage]:
             late = op.created_group if op.meta_ready and op.created_group else op.node
             missing = sorted(set(op.losing) - set(op.sealed)) if op.stage is Stage.SEALED else [late]
             self._reports.report(
-                meta.SteerOperation(
+                meta.ControlOperation(
                     self._cluster.record_now,
                     op.id,
                     "cancel",
@@ -113,15 +113,15 @@ class MetaSteps:
         if op is None or op.lease is None:
             return
         if self._lease_since[:2] != (op.id, op.lease.serial):
-            self._lease_since = (op.id, op.lease.serial, self._desk.now)
-        elif self._desk.now - self._lease_since[2] > op.lease.ttl_ms:
+            self._lease_since = (op.id, op.lease.serial, self._effects.now)
+        elif self._effects.now - self._lease_since[2] > op.lease.ttl_ms:
             lapsed = str(op.lease.serial)
             now = self._cluster.record_now
-            self._reports.report(meta.SteerOperation(now, op.id, "unlease", "", report=lapsed))
+            self._reports.report(meta.ControlOperation(now, op.id, "unlease", "", report=lapsed))
 
     def _watch_lock(self, replica: MetaReplica) -> None:
         """End the cluster's lock if its owner does not renew it, as for a lease."""
-        lock, now = self._cluster.meta.image.lock, self._desk.now
+        lock, now = self._cluster.meta.image.lock, self._effects.now
         renewed = lock.renewed if lock is not None else 0
         if renewed != self._lock_since[0]:
             self._lock_since = (renewed, now)
@@ -138,7 +138,7 @@ class MetaSteps:
         passed = self._clocks.passed(replica.raft.log.config.voters)
         if passed is not None and passed >= op.held_since_ms + op.options.hold_release_ms:
             now = self._cluster.record_now
-            self._reports.report(meta.SteerOperation(now, op.id, "release", "--hold-release has passed"))
+            self._reports.report(meta.ControlOperation(now, op.id, "release", "--hold-release has passed"))
 
 
 def _is_ready(replica: MetaReplica, op: Operation) -> bool:

@@ -7,7 +7,7 @@ import msgspec
 
 from nodeagent.data.checkpoint import decode_checkpoint
 from nodeagent.data.state import DataState
-from nodeagent.host.context import Life
+from nodeagent.host.context import NodeRun
 from nodeagent.host.found import Found, Lost, fault_of, foreign, is_blank, is_traceless
 from nodeagent.host.host import Host
 from nodeagent.host.outbox import Outbox
@@ -45,7 +45,7 @@ class Held:
     """Term and vote that the log stores for groups that this node left."""
 
 
-def open_host(life: Life, held: Held) -> Host:
+def open_host(life: NodeRun, held: Held) -> Host:
     host = Host(life)
     host.peers.starts = Starts(held.starts)
     host.lifecycle.left = dict(held.left)
@@ -54,7 +54,7 @@ def open_host(life: Life, held: Held) -> Host:
     anybody = next((d.message for d in damaged if not d.group), None)
     if anybody is not None:  # the lost records may be of any group
         replicas.damaged = dict.fromkeys({META, *held.groups}, anybody) | replicas.damaged
-    _compare(replicas, held, host.desk.owner)
+    _compare(replicas, held, host.effects.owner)
     if META in held.groups and META not in replicas.damaged:
         _reopen_meta(host, *held.groups[META])
     for group in sorted(set(held.groups) - {META} - set(replicas.damaged) - set(replicas.unlogged)):
@@ -118,7 +118,7 @@ def _reopen_data(host: Host, group: GroupId, found: Found, payload: bytes | None
     ):  # committed for sure: rows return without waiting for a leader
         entries = log.slice(log.first_index, known, 1 << 62)
         try:
-            state.apply(log.first_index, entries, host.desk.now)
+            state.apply(log.first_index, entries, host.effects.now)
         except EntryFailed as error:
             failed = error
     replica = host.builder.data(group, log, found.hard, state, max(state.rows.delivered, log.base.index))

@@ -1,17 +1,17 @@
 """Carries out the next actions of `scaling` on this node, for its groups and for the meta group."""
 
 from nodeagent.host.context import Context
+from nodeagent.host.failpoints import Failpoints
 from nodeagent.host.group_steps import GroupSteps
-from nodeagent.host.hold_points import HoldPoints
 from nodeagent.host.leadership import Leadership
 from nodeagent.host.lifecycle import Lifecycle
 from nodeagent.host.meta_steps import MetaSteps
-from nodeagent.host.mover import Mover
 from nodeagent.host.replicas import Replicas
 from nodeagent.host.reports import Reports
+from nodeagent.host.slot_copier import SlotCopier
 from nodeagent.host.writer import FileWriter
 from nodeagent.model.ids import GroupId
-from nodeagent.scaling import holds
+from nodeagent.scaling import failpoints
 
 
 class Operations:
@@ -28,13 +28,15 @@ class Operations:
         node, cluster = context.node, replicas.cluster
         self._node = node
         self._cluster = cluster
-        self.hold_points = HoldPoints()
-        self.reports = Reports(cluster, self.hold_points)
-        self.mover = Mover(node, context.incarnation, context.desk, replicas.data, self.reports.report)
-        self._group_steps = GroupSteps(
-            context, replicas, lifecycle, leadership, self.mover, self.reports, writer
+        self.failpoints = Failpoints()
+        self.reports = Reports(cluster, self.failpoints)
+        self.slot_copier = SlotCopier(
+            node, context.incarnation, context.effects, replicas.data, self.reports.report
         )
-        self._meta_steps = MetaSteps(context, cluster, leadership, self.reports, self.hold_points)
+        self._group_steps = GroupSteps(
+            context, replicas, lifecycle, leadership, self.slot_copier, self.reports, writer
+        )
+        self._meta_steps = MetaSteps(context, cluster, leadership, self.reports, self.failpoints)
 
     def is_due(self) -> bool:
         """Whether what the next step of a group waited for has happened since the last call."""
@@ -44,14 +46,14 @@ class Operations:
         cluster = self._cluster
         op = cluster.meta.operations.open()
         wanted: set[GroupId] = set()
-        stopped = op is not None and holds.is_stopped(op, self.hold_points.points)
+        stopped = op is not None and failpoints.is_stopped(op, self.failpoints.points)
         self._group_steps.begin(op)
         if op is not None and not stopped:
             wanted = self._group_steps.drive(op)
         if cluster.applied and not stopped:
             image = cluster.meta.image
             mine = {g.group for g in image.groups.values() if self._node in g.members}
-            self.mover.drive(image.operations, wanted, mine)
+            self.slot_copier.drive(image.operations, wanted, mine)
         if cluster.is_current:
             self._group_steps.recover()
         if cluster.meta_replica is not None and cluster.meta_replica.leads:

@@ -7,7 +7,7 @@ from nodeagent.host.members import Members
 from nodeagent.host.replicas import Replicas
 from nodeagent.host.starts import Starts, older_sentence
 from nodeagent.model.ids import NodeId
-from nodeagent.model.standing import Standing
+from nodeagent.model.membership import MembershipStatus
 
 
 class Peers:
@@ -16,7 +16,7 @@ class Peers:
     def __init__(self, context: Context, replicas: Replicas) -> None:
         self._config = context.config
         self._node = context.node
-        self._desk = context.desk
+        self._effects = context.effects
         self._clocks = context.clocks
         self.levels = context.levels
         self._replicas = replicas
@@ -32,7 +32,7 @@ class Peers:
         """Voters of the groups led here whose clocks are wrong, by how many ms they are ahead."""
 
         self._members = Members(
-            self._desk,
+            self._effects,
             context.random,
             image=lambda: cluster.meta.image,
             named=self._named,
@@ -40,10 +40,10 @@ class Peers:
             question=status_question(context.config, context.incarnation),
         )
 
-    def standing(self, node: NodeId, incarnation: str) -> Standing:
+    def standing(self, node: NodeId, incarnation: str) -> MembershipStatus:
         standing = self._members.standing(node, incarnation)
-        is_older = standing is Standing.MEMBER and incarnation in self.starts.older
-        return Standing.OLDER if is_older else standing
+        is_older = standing is MembershipStatus.MEMBER and incarnation in self.starts.older
+        return MembershipStatus.OLDER if is_older else standing
 
     def _named(self) -> set[NodeId]:
         """Members by name alone, for nodes that the meta state does not know (`members.standing`)."""
@@ -67,7 +67,7 @@ class Peers:
             if replica.leads:
                 skewed |= self._clocks.skewed(replica.raft.log.config.voters)
         for node in skewed.keys() - self.skewed.keys():
-            self._desk.note("clock_skew", node=node, ahead_ms=skewed[node])
+            self._effects.note("clock_skew", node=node, ahead_ms=skewed[node])
         self.skewed = skewed
 
     def look_for_older(self) -> None:
@@ -77,9 +77,9 @@ class Peers:
         self.starts.prune(members)
         self.levels.prune(members)
         for replica in self._replicas:
-            for node in replica.raft.forgetful():
+            for node in replica.raft.lost_acknowledged():
                 record = nodes.get(node)
                 if record is not None and record.incarnation not in self.starts.older:
                     evidence = f"{replica.group} there lacks entries that it acknowledged to {self._node}"
                     self.starts.older[record.incarnation] = why = older_sentence(node, evidence)
-                    self._desk.note("older_copy", node=node, why=why)
+                    self._effects.note("older_copy", node=node, why=why)

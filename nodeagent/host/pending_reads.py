@@ -33,7 +33,7 @@ class PendingReads:
         self._number += 1
         self._unconfirmed[self._number] = (then, failed)
         try:
-            context.raft.read(self._number, context.desk.now)
+            context.raft.read(self._number, context.effects.now)
         except Exception as error:
             raise InvariantBroken(f"a read in {context.group} stopped half way") from error
 

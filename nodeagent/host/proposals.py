@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.model import limits
 from nodeagent.model.entries import Entry
 from nodeagent.model.errors import InvalidInput, InvariantBroken, NodeAgentError
@@ -14,10 +14,10 @@ from nodeagent.raft.core import Raft
 class Proposals:
     """Every token is answered once: when its entry is applied, or when that cannot be waited for."""
 
-    def __init__(self, group: GroupId, raft: Raft, desk: Desk) -> None:
+    def __init__(self, group: GroupId, raft: Raft, effects: EffectQueue) -> None:
         self._group = group
         self._raft = raft
-        self._desk = desk
+        self._effects = effects
         self._tokens: dict[int, tuple[int, list[int]]] = {}
         """index -> (term, tokens) of proposals not applied yet"""
 
@@ -29,12 +29,12 @@ class Proposals:
         """
         try:
             check_entries(commands)
-            first = self._raft.propose(commands, self._desk.now)
+            first = self._raft.propose(commands, self._effects.now)
         except NodeAgentError as error:
             if token is not None:
-                self._desk.reply(token, as_reply(error))
+                self._effects.reply(token, as_reply(error))
             elif isinstance(error, InvalidInput):
-                self._desk.note("entry_refused", group=self._group, why=error.what)
+                self._effects.note("entry_refused", group=self._group, why=error.what)
             return None
         except Exception as error:
             raise InvariantBroken(f"a proposal in {self._group} stopped half way") from error
@@ -55,7 +55,7 @@ class Proposals:
             if entries[index - first].term != term:
                 reply = ErrorReply("not_leader", "another leader's entry took this place in the log")
             for token in tokens:
-                self._desk.reply(token, reply)
+                self._effects.reply(token, reply)
         last = first + len(entries) - 1
         if self._tokens and min(self._tokens) <= last:  # overwritten by entries that answer nothing
             self._refuse([i for i in self._tokens if i <= last], "not_leader", "the proposal was dropped")
@@ -67,7 +67,7 @@ class Proposals:
     def _refuse(self, indexes: list[int], code: str, what: str) -> None:
         for index in indexes:
             for token in self._tokens.pop(index)[1]:
-                self._desk.refuse(token, code, what)
+                self._effects.refuse(token, code, what)
 
 
 def check_entries(commands: list[bytes]) -> None:

@@ -6,14 +6,14 @@
 from collections import deque
 from collections.abc import Callable
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import DropStaging, repair_area
 
 
 class RepairAreas:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, effects: EffectQueue) -> None:
+        self._effects = effects
         self._taken: set[GroupId] = set()
         self._waiting: dict[GroupId, deque[Callable[[], None]]] = {}
         """Callers that wait for the area of a group, at most one for each file that fails to be made."""
@@ -43,7 +43,7 @@ class RepairAreas:
             self.clear(group, left)
 
     def clear(self, group: GroupId, then: Callable[[], None]) -> None:
-        self._desk.remove(DropStaging(repair_area(group)), then)
+        self._effects.remove(DropStaging(repair_area(group)), then)
 
     def _next(self, group: GroupId) -> None:
         if group in self._taken or group not in self._waiting:

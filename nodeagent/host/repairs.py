@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.repair_areas import RepairAreas
-from nodeagent.host.suspects import have_checked
+from nodeagent.host.suspects import request_hashes
 from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import (
@@ -42,37 +42,39 @@ class _Repair:
 class Repairs:
     """Repairs of this node; every token is answered once."""
 
-    def __init__(self, desk: Desk, areas: RepairAreas) -> None:
-        self._desk = desk
+    def __init__(self, effects: EffectQueue, areas: RepairAreas) -> None:
+        self._effects = effects
         self._areas = areas
 
     def start(self, token: int, replica: DataReplica, request: RepairFile) -> None:
         if self._areas.is_taken(request.group):
-            return self._desk.refuse(token, "busy", f"another file of {request.group} is being repaired here")
+            return self._effects.refuse(
+                token, "busy", f"another file of {request.group} is being repaired here"
+            )
         if not 0 < len(request.sources) <= REPAIR_SOURCES_MAX:
-            return self._desk.refuse(
+            return self._effects.refuse(
                 token, "invalid_input", f"a repair names 1 to {REPAIR_SOURCES_MAX} sources"
             )
         refusal = _why_not(replica, request.wanted)
         if refusal:
-            return self._desk.refuse(token, "refused", refusal, "iotctl verify")
+            return self._effects.refuse(token, "refused", refusal, "iotctl verify")
         self._areas.take(request.group)
         repair = _Repair(token, replica, request.wanted)
         job = StageFiles(
             repair_area(request.group), request.group, (StagedFile(request.wanted, request.sources),)
         )
-        return self._desk.job(job, self._part_of(repair, lambda r: self._on_staged(repair, r)))
+        return self._effects.job(job, self._part_of(repair, lambda r: self._on_staged(repair, r)))
 
     def _part_of(self, repair: _Repair, then: Callable[..., None]) -> Callable[..., None]:
         """`then`, as a part of this repair: an exception in it ends this repair, and the next may begin."""
-        return self._desk.isolated("a repair", then, lambda why: self._fail(repair, "error", why))
+        return self._effects.isolated("a repair", then, lambda why: self._fail(repair, "error", why))
 
     def _on_staged(self, repair: _Repair, result: JobResult) -> None:
         group = repair.replica.group
         if isinstance(result, Failed):
             return self._fail(repair, result.code, result.what)
         assert isinstance(result, FilesStaged)
-        have_checked(self._desk, {}, group, result.suspects)
+        request_hashes(self._effects, {}, group, result.suspects)
         if result.failed:
             return self._fail(repair, "unavailable", f"no intact copy came: {result.failed[0][1]}")
         refusal = _why_not(repair.replica, repair.wanted)  # the state may have changed during the pull
@@ -87,7 +89,7 @@ class Repairs:
         if not isinstance(result, FileReplaced):
             what = result.what if isinstance(result, Failed) else "unexpected result"
             return self._fail(repair, getattr(result, "code", "error"), what)
-        self._desk.note(
+        self._effects.note(
             "file_repaired", group=replica.group, file=wanted.name, quarantined=result.quarantined
         )
         known = replica.state.files.manifest.get(wanted.name)
@@ -106,7 +108,7 @@ class Repairs:
             return
         repair.is_answered = True
         self._areas.leave(repair.replica.group, is_clear=not result.left)
-        self._desk.reply(repair.token, FileRepaired(result.quarantined))
+        self._effects.reply(repair.token, FileRepaired(result.quarantined))
 
     def _gone(self, repair: _Repair) -> None:
         self._fail(repair, "outcome_unknown", f"the replica of {repair.replica.group} was removed")
@@ -115,7 +117,7 @@ class Repairs:
         if repair.is_answered:
             return
         repair.is_answered = True
-        self._desk.refuse(repair.token, code, what)
+        self._effects.refuse(repair.token, code, what)
         self._areas.leave(repair.replica.group, is_clear=False)
 
 

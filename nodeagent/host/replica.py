@@ -37,7 +37,7 @@ class Replica:
         self.machine = machine
         self.group = context.group
         self.raft = context.raft
-        self.desk = context.desk
+        self.effects = context.effects
         self.outbox = context.outbox
         self.condition = context.condition
         self.proposals = context.proposals
@@ -49,7 +49,7 @@ class Replica:
         self.led_from = 0
         """Leader: everything earlier leaders logged is applied from this index on."""
 
-        self.led_since = context.desk.now
+        self.led_since = context.effects.now
         """When this node last became the group's leader (ms)."""
 
     @property
@@ -57,9 +57,9 @@ class Replica:
         return self.context.leads
 
     @property
-    def seen(self) -> int:
+    def applied_index(self) -> int:
         """Last entry given to the state."""
-        return self.machine.seen
+        return self.machine.applied_index
 
     @property
     def removed(self) -> bool:
@@ -103,8 +103,8 @@ class Replica:
         """
         self.condition.stopped = f"stopped at entry {index}, which cannot be applied here: {why}"
         self._fail_waiting(f"the replica of {self.group} is {self.stopped}")
-        self.raft.abstain(self.desk.now)
-        self.desk.note("group_stopped", group=self.group, entry=index, why=why)
+        self.raft.abstain(self.effects.now)
+        self.effects.note("group_stopped", group=self.group, entry=index, why=why)
 
     def _fail_waiting(self, why: str) -> None:
         self.proposals.refuse_all("outcome_unknown", why)
@@ -125,7 +125,7 @@ class Replica:
                 return  # the leader retries it, and learns the reason from the next heartbeat
         if self.stopped and self._is_ignored_when_stopped(message):
             return
-        self.raft.step(sender, message, self.desk.now)
+        self.raft.step(sender, message, self.effects.now)
 
     def _is_ignored_when_stopped(self, message: RaftMessage) -> bool:
         """Whether a stopped replica ignores the message: its log is never purged, so it is bounded, and a
@@ -135,7 +135,7 @@ class Replica:
         return isinstance(message, SnapshotOffer)
 
     def tick(self) -> None:
-        self.raft.tick(self.desk.now)
+        self.raft.tick(self.effects.now)
         self.log_start.free()
 
     def job(self, job: Job, then: Callable[[JobResult], None]) -> None:
@@ -173,7 +173,7 @@ class Replica:
         self._persist(ready)
         for to, message in ready.now:
             if isinstance(message, HeartbeatReply):
-                message = msgspec.structs.replace(message, wall=self.desk.wall)
+                message = msgspec.structs.replace(message, wall=self.effects.wall)
             self.outbox.send(to, self.group, message)
         for to, message in ready.after:
             self.outbox.send_after(to, self.group, message)
@@ -183,7 +183,7 @@ class Replica:
             self.reads.confirm(number, index)
         for number in ready.reads_failed:
             self.reads.fail(number)
-        self.reads.run(self.seen)
+        self.reads.run(self.applied_index)
         for peer in ready.snapshots:
             self.snapshots.make(peer)
         if ready.offer is not None:
@@ -199,7 +199,7 @@ class Replica:
             ops.append(Append(self.group, *ready.append))
             last = (self.raft.log.last_index, self.raft.log.last_term)
             if not self.leads:  # a leader counts its entries when it takes them
-                self.desk.space.spend(self.raft.log.bytes_between(ready.append[0] - 1, last[0]))
+                self.effects.space.spend(self.raft.log.bytes_between(ready.append[0] - 1, last[0]))
             self.outbox.persist(self.group, ops, lambda: self.raft.persisted(*last))
         elif ops:  # without entries nothing is acknowledged as durable: the last entries may be replaced
             self.outbox.persist(self.group, ops)
@@ -221,10 +221,10 @@ class Replica:
     def _on_role(self) -> None:
         if self.leads:
             self.led_from = self.raft.log.last_index
-            self.led_since = self.desk.now
+            self.led_since = self.effects.now
         else:
             self.proposals.refuse_all("outcome_unknown", f"leadership of {self.group} was lost")
-        self.desk.note(
+        self.effects.note(
             "role", group=self.group, role=self.raft.role.value, term=self.raft.term, leader=self.raft.leader
         )
         self.machine.on_role()

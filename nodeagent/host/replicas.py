@@ -38,7 +38,7 @@ class Replicas:
         return data if meta is None else [meta, *data]
 
     @property
-    def unsettled(self) -> Collection[GroupId]:
+    def awaiting_meta_state(self) -> Collection[GroupId]:
         """Groups with a directory but no record in the log, while the meta state is too old to say whether
         this node left them. Directories of groups that it left are removed automatically later."""
         return () if self.cluster.is_current else self.unlogged.keys()

@@ -20,14 +20,14 @@ class SessionExpiry:
         """When this leader last saw a request of a session."""
 
     def on_used(self, session: str) -> None:
-        self._used[session] = self._context.desk.now
+        self._used[session] = self._context.effects.now
 
     def expire(self) -> None:
         """Leader: end the sessions that are unused for too long, by log entries."""
         if not self._context.leads:
             self._used.clear()
             return
-        now = self._context.desk.now
+        now = self._context.effects.now
         self._used = {s: self._used.get(s, now) for s in self._held.state.sessions.known()}
         old = tuple(sorted(s for s, at in self._used.items() if at < now - self._ttl_ms))
         size = limits.EXPIRED_PER_ENTRY_MAX

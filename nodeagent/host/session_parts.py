@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import partial
 
 from nodeagent.data import commands as data
-from nodeagent.data.handover import digest, part_of
+from nodeagent.data.slot_migration import digest, part_of
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import ErrorReply, GetSealedSessions, Reply, SealedSessions
-from nodeagent.scaling.groups import FetchAhead, Part, TakeParts
+from nodeagent.scaling.groups import Part, PrefetchParts, TakeParts
 
 RETRY_MS = 200
 """Until the next member is asked. The slots are closed until then."""
@@ -40,8 +40,8 @@ def sealed_part(replica: DataReplica, operation: str, number: int) -> bytes:
 class SealWaits:
     """Requests for the sessions of a seal that is not applied here yet."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, effects: EffectQueue) -> None:
+        self._effects = effects
         self._waiting: list[tuple[DataReplica, str, int, Callable[[], None]]] = []
         """(replica, operation, deadline in ms, call that answers)"""
 
@@ -49,8 +49,8 @@ class SealWaits:
         """Run `answer` when the replica has applied the seal, or after `SEAL_WAIT_MS` without it."""
         if len(self._waiting) >= SEAL_WAITS_MAX:
             return answer()
-        self._waiting.append((replica, operation, self._desk.now + SEAL_WAIT_MS, answer))
-        self._desk.later(SEAL_WAIT_MS, self.look)
+        self._waiting.append((replica, operation, self._effects.now + SEAL_WAIT_MS, answer))
+        self._effects.later(SEAL_WAIT_MS, self.look)
         return self.look()
 
     def look(self) -> None:
@@ -60,7 +60,7 @@ class SealWaits:
             for wait in waiting:
                 replica, operation, until, answer = wait
                 slots = replica.state.slots
-                if operation in slots.sealed or operation in slots.ended or until <= self._desk.now:
+                if operation in slots.sealed or operation in slots.ended or until <= self._effects.now:
                     answer()
                 else:
                     self._waiting.append(wait)
@@ -75,12 +75,12 @@ class SessionParts:
     def __init__(
         self,
         node: NodeId,
-        desk: Desk,
+        effects: EffectQueue,
         replicas: dict[GroupId, DataReplica],
         propose: Callable[[DataReplica, list[bytes]], bool],
     ) -> None:
         self._node = node
-        self._desk = desk
+        self._effects = effects
         self._replicas = replicas
         self._propose = propose
         self._operation = ""
@@ -105,7 +105,7 @@ class SessionParts:
         came, self._came = self._came, False
         return came
 
-    def fetch_ahead(self, replica: DataReplica, action: FetchAhead) -> None:
+    def fetch_ahead(self, replica: DataReplica, action: PrefetchParts) -> None:
         """Prefetch each part once, except those of sealed groups that are led here."""
         for part in action.parts:
             key = (replica.group, part.source, part.number)
@@ -115,7 +115,7 @@ class SessionParts:
                 self._asked_ahead.add(key)
                 self._attempts[key] = 0  # if this member does not answer, another is asked next
                 request = GetSealedSessions(action.operation, part.source, part.number, wait=True)
-                self._desk.call(holders[0], request, partial(self._on_ahead, action.operation, key))
+                self._effects.call(holders[0], request, partial(self._on_ahead, action.operation, key))
 
     def _on_ahead(self, operation: str, key: Key, reply: Reply) -> None:
         if isinstance(reply, SealedSessions) and operation == self._operation:
@@ -158,7 +158,7 @@ class SessionParts:
         holder = holders[attempt % len(holders)]
         self._asked.add(key)
         request = GetSealedSessions(action.operation, part.source, part.number)
-        self._desk.call(holder, request, lambda reply: self._on_reply(key, action, part, holder, reply))
+        self._effects.call(holder, request, lambda reply: self._on_reply(key, action, part, holder, reply))
 
     def _on_reply(self, key: Key, action: TakeParts, part: Part, holder: NodeId, reply: Reply) -> None:
         if action.operation != self._operation:
@@ -172,8 +172,8 @@ class SessionParts:
             self._came = True
         else:
             why = reply.what if isinstance(reply, ErrorReply) else "its digest is not the recorded one"
-            self._desk.note("sessions_later", group=key[0], source=part.source, node=holder, why=why)
-            self._desk.later(RETRY_MS, lambda: self._asked.discard(key))
+            self._effects.note("sessions_later", group=key[0], source=part.source, node=holder, why=why)
+            self._effects.later(RETRY_MS, lambda: self._asked.discard(key))
 
     def _forget(self, key: Key) -> None:
         self._asked.discard(key)

@@ -46,8 +46,10 @@ class SnapshotOffers:
         context, machine = self._context, self._machine
         if peer in self._making:
             return
-        if machine.seen < machine.state_index or not machine.snapshot_ready(peer):
-            context.desk.later(NOT_READY_MS, lambda: context.raft.snapshot_failed(peer, context.desk.now))
+        if machine.applied_index < machine.state_index or not machine.snapshot_ready(peer):
+            context.effects.later(
+                NOT_READY_MS, lambda: context.raft.snapshot_failed(peer, context.effects.now)
+            )
             return
         self._making.add(peer)
         base = context.base_at(machine.log_needed_after())
@@ -61,17 +63,17 @@ class SnapshotOffers:
         context.jobs.run(job, lambda r: self._on_made(peer, name, r))
 
     def _on_made(self, peer: NodeId, name: str, result: JobResult) -> None:
-        raft, desk = self._context.raft, self._context.desk
+        raft, effects = self._context.raft, self._context.effects
         self._making.discard(peer)
         if isinstance(result, Failed):
             self._offered.pop(peer, None)
-            raft.snapshot_failed(peer, desk.now)
+            raft.snapshot_failed(peer, effects.now)
             return
         offered = self._offered.get(peer)
         if offered is None or offered.name != name:
             # Dropped while it was made: the log after its base may be purged, so the peer could not continue.
-            desk.remove(DropSnapshot(name))
-            raft.snapshot_failed(peer, desk.now)
+            effects.remove(DropSnapshot(name))
+            raft.snapshot_failed(peer, effects.now)
             return
         raft.offer_snapshot(peer, name)
 
@@ -80,7 +82,7 @@ class SnapshotOffers:
         for peer, offered in list(self._offered.items()):
             if offered.name in names:
                 del self._offered[peer]
-                self._context.raft.snapshot_failed(peer, self._context.desk.now)
+                self._context.raft.snapshot_failed(peer, self._context.effects.now)
 
     def drop_taken(self) -> None:
         """Drop the snapshots of peers that have caught up or left the group."""
@@ -94,4 +96,4 @@ class SnapshotOffers:
     def _drop(self, peer: NodeId) -> None:
         offered = self._offered.pop(peer, None)
         if offered is not None:
-            self._context.desk.remove(DropSnapshot(offered.name))
+            self._context.effects.remove(DropSnapshot(offered.name))

@@ -75,8 +75,8 @@ class StateJobs:
             else:
                 self._start(job)
         state = self._held.state
-        self.removals.add(state.files.doomed)
-        state.files.doomed = []
+        self.removals.add(state.files.pending_delete)
+        state.files.pending_delete = []
 
     @property
     def is_making(self) -> bool:
@@ -91,7 +91,7 @@ class StateJobs:
 
     def owed(self, made: FileMeta) -> CompactFiles | None:
         """The open compaction that is to make this very file here; None if there is none."""
-        for c in self._held.state.compactions.under_way:
+        for c in self._held.state.compactions.active:
             spec = c.job.unit.spec if c.job is not None else None
             if spec is not None and (spec.name, spec.slot, spec.partition, spec.order) == (
                 made.name,
@@ -113,10 +113,10 @@ class StateJobs:
 
     def _start_after(self, delay_ms: int, job: Job) -> None:
         state, held = self._held.state, self._held
-        self._context.desk.later(delay_ms, lambda: self._start(job) if state is held.state else None)
+        self._context.effects.later(delay_ms, lambda: self._start(job) if state is held.state else None)
 
     def _start(self, job: Job) -> None:
-        condition, space = self._context.condition, self._context.desk.space
+        condition, space = self._context.condition, self._context.effects.space
         if condition.removed:
             return
         state = self._held.state
@@ -141,12 +141,12 @@ class StateJobs:
     def _on_job(self, job: Job, state: DataState, result: JobResult) -> None:
         if self._held.is_obsolete(state):
             return
-        condition, desk = self._context.condition, self._context.desk
+        condition, effects = self._context.condition, self._context.effects
         if isinstance(result, Failed) and isinstance(job, Making):
             return self._on_not_made(job, result)
         if isinstance(result, Failed):
             condition.error = f"{type(job).__name__}: {result.what}"
-            desk.note("job_failed", group=self._context.group, job=type(job).__name__, why=result.what)
+            effects.note("job_failed", group=self._context.group, job=type(job).__name__, why=result.what)
             return self._start_after(JOB_RETRY_MS, job)
         condition.error = ""
         if isinstance(job, Making):
@@ -170,11 +170,11 @@ class StateJobs:
     def _on_not_made(self, job: Making, result: Failed) -> None:
         """Without space nothing can be made, and the whole job is retried. Otherwise one unit of a close may
         be the reason: halves are tried until that unit is alone, so that the others get their files."""
-        desk, group = self._context.desk, self._context.group
-        desk.note("job_failed", group=group, job=type(job).__name__, why=result.what)
+        effects, group = self._context.effects, self._context.group
+        effects.note("job_failed", group=group, job=type(job).__name__, why=result.what)
         if isinstance(job, CompactFiles):
             self._damaged.on_failed(result, job.unit.inputs, job)
-        if desk.space.room is Room.FULL:  # native code says that in its own words
+        if effects.space.room is Room.FULL:  # native code says that in its own words
             result = Failed(Overloaded.code, result.what)
         left = self._left_of(job)
         self._context.unsaved.add()
@@ -208,9 +208,9 @@ class StateJobs:
         """What is still to be made of the job: nothing that was parked or released since it began."""
         left: Making | None = None
         if isinstance(job, CloseFiles):
-            units = self._held.state.still_wanted(job)
+            units = self._held.state.units_to_retry(job)
             left = CloseFiles(self._context.group, units) if units else None
-        elif self._held.state.turns.wants(job):
+        elif self._held.state.turns.should_retry(job):
             left = job
         self.failures.forget(job, left)
         return left
@@ -220,7 +220,7 @@ class StateJobs:
         for f in failing:
             f.count(result)
         state = self._held.state
-        self._context.desk.later(max(f.delay_ms for f in failing), lambda: self._retry(job, state))
+        self._context.effects.later(max(f.delay_ms for f in failing), lambda: self._retry(job, state))
         if len(failing) == 1:
             self._maybe_park(failing[0])
 
@@ -230,9 +230,9 @@ class StateJobs:
         context = self._context
         if failing.is_foreign and self._held.state.compactions.is_input(failing.spec.name):
             return  # a logged compaction needs the file as it is: this node's TsFile library makes it
-        park = failing.parked() if context.leads and not context.desk.space.room else None
+        park = failing.parked() if context.leads and not context.effects.space.room else None
         if park is not None:
-            context.desk.note("parking", group=context.group, file=park.name, why=park.why)
+            context.effects.note("parking", group=context.group, file=park.name, why=park.why)
             context.proposals.propose([commands.encode(park)])
 
     def _retry(self, job: Making, state: DataState, *, ask: bool = True) -> None:
@@ -279,7 +279,7 @@ class StateJobs:
             # A damaged file is in use no more; any other reason will make the next file fail too.
             is_expected = failing.is_damaged or failing.is_foreign
             failures.helped = "" if is_expected else f"{failing.trouble}; another member's file was taken"
-            self._context.desk.note(
+            self._context.effects.note(
                 "copied_instead", group=self._context.group, file=made.name, why=failing.why
             )
         return None
@@ -288,7 +288,7 @@ class StateJobs:
         """Have this node's TsFile library make the file: the other members have merged theirs while this node
         was down, or all were upgraded before one had made it."""
         self._held.state.files.substitutes.add(failing.spec.name)
-        self._context.desk.note(
+        self._context.effects.note(
             "substituted", group=self._context.group, file=failing.spec.name, why=failing.why
         )
 

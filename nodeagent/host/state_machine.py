@@ -14,7 +14,7 @@ class StateMachine:
     """Whether the state has files, which are stored beside what `encode_state` returns."""
 
     @property
-    def seen(self) -> int:
+    def applied_index(self) -> int:
         """Last entry given to the state."""
         raise NotImplementedError
 

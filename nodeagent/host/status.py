@@ -6,7 +6,7 @@ from nodeagent import __version__
 from nodeagent.host.admission import Admission
 from nodeagent.host.context import Context
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.own_standing import OwnStanding
+from nodeagent.host.own_membership import OwnMembership
 from nodeagent.host.peers import Peers
 from nodeagent.host.replica import Replica
 from nodeagent.host.replicas import Replicas
@@ -20,15 +20,15 @@ class Status:
         context: Context,
         replicas: Replicas,
         admission: Admission,
-        own_standing: OwnStanding,
+        own_membership: OwnMembership,
         peers: Peers,
     ) -> None:
         self._context = context
-        self._started = context.desk.now
+        self._started = context.effects.now
         self._replicas = replicas
         self._cluster = replicas.cluster
         self._admission = admission
-        self._own_standing = own_standing
+        self._own_membership = own_membership
         self._peers = peers
 
     def state(self) -> str:
@@ -40,7 +40,7 @@ class Status:
         if cluster.meta_replica is None or not cluster.id:
             return "joining" if self._context.config.join else "forming"
         record = cluster.meta.image.nodes.get(self._context.node)
-        if self._own_standing.outcast:
+        if self._own_membership.fenced_reason:
             return "removed"
         if record is None:
             return "joining"
@@ -48,13 +48,13 @@ class Status:
 
     def _why(self) -> str:
         """Why this node serves no requests, "" if no reason is known."""
-        refused, damaged, outcast = (
+        refused, damaged, fenced_reason = (
             self._admission.refused,
             self._replicas.damaged,
-            self._own_standing.outcast,
+            self._own_membership.fenced_reason,
         )
-        if refused or META in damaged or outcast:
-            return refused or damaged.get(META, "") or outcast
+        if refused or META in damaged or fenced_reason:
+            return refused or damaged.get(META, "") or fenced_reason
         waits = ", ".join(self._admission.waiting_for) if self._cluster.meta_replica is None else ""
         return f"it waits for {waits}" if waits else ""
 
@@ -75,11 +75,11 @@ class Status:
             started_ms=wall - (now - self._started),
             table_version=cluster.table_version,
             groups=tuple(groups),
-            room=context.desk.space.room.name.lower(),
+            room=context.effects.space.room.name.lower(),
             heard_ms={n: now - at for n, at in self._peers.heard.items() if n in members or not members},
             clock_skew_ms=dict(self._peers.skewed),
             why=self._why(),
-            unremoved=dict(context.desk.unremoved),
+            unremoved=dict(context.effects.unremoved),
             level=cluster.level,
             oldest_level=context.levels.own.oldest,
             newest_level=context.levels.own.newest,
@@ -88,7 +88,7 @@ class Status:
     def _of_damaged(self, group: GroupId, why: str) -> GroupStatus:
         node = self._context.node
         hint = f"iotctl cluster replace-node {node} NEW"
-        if group in self._replicas.unsettled:
+        if group in self._replicas.awaiting_meta_state:
             hint = (
                 f"wait until {node} has the newest meta state: groups that it left are removed automatically"
             )
@@ -104,7 +104,7 @@ class Status:
             voters=status.config.voters,
             learners=status.config.learners,
             commit=status.commit,
-            applied=replica.seen,
+            applied=replica.applied_index,
             last=status.last,
             lag={n: max(0, status.last - p.match) for n, p in status.progress.items()},
             error=replica.stopped or replica.condition.error,
@@ -126,7 +126,7 @@ class Status:
             rows=state.files.manifest.rows + state.rows.memtable.rows,
             memtable_bytes=state.rows.memtable.nbytes,
             materialised=state.materialised,
-            compacting=len(state.compactions.under_way),
+            compacting=len(state.compactions.active),
             files_most=state.files.manifest.most_files(),
             error=replica.stopped or replica.trouble,
             hint=self._hint(replica) or base.hint,

@@ -7,14 +7,14 @@ that holds the copy hashes it, and reports damage with its manifest, as it does 
 from collections.abc import Iterable, Mapping
 
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.limits import SUSPECTS_CHECKED_MAX
 from nodeagent.model.requests import CheckFiles
 
 
-def have_checked(
-    desk: Desk,
+def request_hashes(
+    effects: EffectQueue,
     replicas: Mapping[GroupId, DataReplica],
     group: GroupId,
     suspects: Iterable[tuple[NodeId, str]],
@@ -32,6 +32,6 @@ def have_checked(
     for node, files in names.items():
         some = tuple(files[:SUSPECTS_CHECKED_MAX])
         if node:
-            desk.call(node, CheckFiles(group, (), some), lambda _: None)
+            effects.call(node, CheckFiles(group, (), some), lambda _: None)
         elif group in replicas:
             replicas[group].files.check(some)

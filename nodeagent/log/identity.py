@@ -116,7 +116,7 @@ def begin_start(disk: Disk, log: Log, node: str, known: NodeFile | None, draw: C
         NoSpace: at a first start, because the identity must be durable before the node promises anything.
     """
     try:
-        return log.with_room(lambda: count_start(disk, node, known, draw))
+        return log.with_reserve(lambda: count_start(disk, node, known, draw))
     except NoSpace:
         if known is None:
             raise

@@ -267,7 +267,7 @@ class Log:
             old.closed = True
         self._begin_next()
 
-    def with_room(self, action: Callable[[], T]) -> T:
+    def with_reserve(self, action: Callable[[], T]) -> T:
         """Run a write beside the log; on a full disk, free the reserve and retry.
 
         Raises:

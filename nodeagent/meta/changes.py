@@ -23,7 +23,7 @@ from nodeagent.model.requests import ErrorReply
 from nodeagent.partition.ranges import SlotRanges, subtract, union
 
 
-def record(op: Operation, evidence: c.Evidence) -> ErrorReply | None:
+def record(op: Operation, evidence: c.ProgressReport) -> ErrorReply | None:
     """Record a progress report; return a refusal if an operator asks for what the stage does not allow."""
     match evidence:
         case c.MetaReady():
@@ -44,18 +44,18 @@ def record(op: Operation, evidence: c.Evidence) -> ErrorReply | None:
         case c.OpenedBy():
             _add(op.opened, evidence.group, op.stage is Stage.OPEN)
         case c.FormedBy():
-            _add(op.formed, evidence.group, op.stage is Stage.FORMAL)
+            _add(op.formed, evidence.group, op.stage is Stage.RECONFIGURING)
         case c.Copied():
-            if op.stage is Stage.MOVING:
+            if op.stage is Stage.COPYING:
                 _copied(op, evidence.record)
         case c.AdoptedBy():
-            _add(op.adopted, evidence.group, op.stage is Stage.MOVING)
+            _add(op.adopted, evidence.group, op.stage is Stage.COPYING)
         case c.ReleasedBy():
-            _add(op.released, evidence.group, op.stage is Stage.RELEASED)
+            _add(op.released, evidence.group, op.stage is Stage.CLEANUP)
         case c.ReportError():
             op.last_error, op.error_group = evidence.what, evidence.group
-        case c.SteerOperation():
-            return _steer(op, evidence)
+        case c.ControlOperation():
+            return _control(op, evidence)
     return None
 
 
@@ -74,12 +74,12 @@ def _copied(op: Operation, copy: CopyRecord) -> None:
     op.copies.append(copy)
 
 
-def _steer(op: Operation, s: c.SteerOperation) -> ErrorReply | None:
+def _control(op: Operation, s: c.ControlOperation) -> ErrorReply | None:
     match s.verb:
         case "go":
             op.migrate_go = True
         case "sign-off":
-            if op.stage is not Stage.MOVING or not set(op.adopted) >= set(op.gaining):
+            if op.stage is not Stage.COPYING or not set(op.adopted) >= set(op.gaining):
                 return ErrorReply(
                     "refused",
                     f"{op.id} cannot be signed off: not every gaining group has adopted its copies yet",
@@ -151,12 +151,12 @@ def _following(op: Operation) -> tuple[Stage, str] | None:
         case Stage.SEALED if set(op.sealed) >= set(op.losing):
             return Stage.OPEN, ", ".join(f"{g}@{op.sealed[g].index}" for g in op.losing)
         case Stage.OPEN if set(op.opened) >= set(op.gaining) and (op.leaving is None or op.meta_ready):
-            return Stage.FORMAL, ", ".join(sorted(op.opened))
-        case Stage.FORMAL if set(op.formed) >= {g.group for g in op.changes}:
-            return Stage.MOVING, ", ".join(sorted(op.formed))
-        case Stage.MOVING if set(op.adopted) >= set(op.gaining) and op.state() == "running":
-            return Stage.RELEASED, f"{len(op.copies)} copy records"
-        case Stage.RELEASED if set(op.released) >= set(op.losing):
+            return Stage.RECONFIGURING, ", ".join(sorted(op.opened))
+        case Stage.RECONFIGURING if set(op.formed) >= {g.group for g in op.changes}:
+            return Stage.COPYING, ", ".join(sorted(op.formed))
+        case Stage.COPYING if set(op.adopted) >= set(op.gaining) and op.state() == "running":
+            return Stage.CLEANUP, f"{len(op.copies)} copy records"
+        case Stage.CLEANUP if set(op.released) >= set(op.losing):
             return Stage.DONE, ", ".join(sorted(op.released))
         case Stage.CANCELLING if set(op.unsealed) >= affected(op):
             return Stage.CANCELLED, ", ".join(sorted(op.unsealed))
@@ -167,17 +167,17 @@ def _enter(op: Operation, stage: Stage, now: int, evidence: str) -> None:
     assert stage in NEXT[op.stage], (op.id, op.stage, stage)
     if op.stages:
         op.stages[-1].left_ms = now
-        op.stages[-1].evidence.append(evidence)
+        op.stages[-1].reports.append(evidence)
     op.stages.append(StageSpan(stage.value, now))
     op.stage = stage
-    let_go(op)
+    drop_reports(op)
 
 
-def let_go(op: Operation) -> None:
+def drop_reports(op: Operation) -> None:
     """Drop progress reports of stages that have ended, except what later stages and operators need."""
     if op.stage not in (Stage.PLANNED, Stage.SEALED, Stage.OPEN):
         op.sealed = {group: SealResult(group, result.index) for group, result in op.sealed.items()}
-    if op.stage in (Stage.RELEASED, *ENDED):
+    if op.stage in (Stage.CLEANUP, *ENDED):
         op.copies = _by_member(op.copies)
         op.sources_ready = []
     if op.ended:

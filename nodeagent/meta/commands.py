@@ -11,7 +11,7 @@ from nodeagent.model.config import ClusterSettings
 from nodeagent.model.features import FIRST
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import CopyRecord, Options, Ranges, SealResult
-from nodeagent.model.requests import Heir, NodeRecord
+from nodeagent.model.requests import NodeRecord, RecoveryLeader
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.table import TableWire
 
@@ -77,11 +77,11 @@ class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
     """As in `image.Image`; set by the meta leader."""
 
 
-class GiveUp(_Command, frozen=True, tag="GiveUp"):
-    """Force recovery, as `requests.GiveUp`; applying the entry checks again which groups are lost."""
+class ForceRecover(_Command, frozen=True, tag="GiveUp"):
+    """Force recovery, as `requests.ForceRecover`; applying the entry checks again which groups are lost."""
 
     nodes: tuple[NodeId, ...]
-    heirs: tuple[Heir, ...]
+    leaders: tuple[RecoveryLeader, ...] = msgspec.field(name="heirs")
     table_version: int
     by: str
 
@@ -120,7 +120,7 @@ class RecordRun(_Command, frozen=True, tag="RecordRun"):
     ended: bool = False
 
 
-class LedAgain(_Command, frozen=True, tag="LedAgain"):
+class RecoveryCompleted(_Command, frozen=True, tag="LedAgain"):
     """The force recovery `operation` of `group` is completed: its leader committed an entry."""
 
     group: GroupId
@@ -172,17 +172,17 @@ class Begin(_Command, frozen=True, tag="Begin"):
     """As in `SetDraining`."""
 
 
-class _Evidence(_Command, frozen=True):
+class _ProgressReport(_Command, frozen=True):
     """A progress report on an operation; it has no effect if the operation has ended."""
 
     operation: str
 
 
-class MetaReady(_Evidence, frozen=True, tag="MetaReady"):
+class MetaReady(_ProgressReport, frozen=True, tag="MetaReady"):
     """add-node: the newcomer follows the meta log. remove-node: the leaver has no vote in the meta group."""
 
 
-class GroupReady(_Evidence, frozen=True, tag="GroupReady"):
+class GroupReady(_ProgressReport, frozen=True, tag="GroupReady"):
     """The group that was created for the newcomer has a leader, which committed an entry in its term.
 
     No slot is sealed before: between seal and open no group takes writes for it, and that pause must not
@@ -192,26 +192,26 @@ class GroupReady(_Evidence, frozen=True, tag="GroupReady"):
     group: GroupId
 
 
-class SealedBy(_Evidence, frozen=True, tag="SealedBy"):
+class SealedBy(_ProgressReport, frozen=True, tag="SealedBy"):
     """A losing group committed its `Seal`."""
 
     result: SealResult
 
 
-class UnsealedBy(_Evidence, frozen=True, tag="UnsealedBy"):
+class UnsealedBy(_ProgressReport, frozen=True, tag="UnsealedBy"):
     """The group committed its `Unseal` and has no learner of the operation left."""
 
     group: GroupId
 
 
-class SourceReady(_Evidence, frozen=True, tag="SourceReady"):
+class SourceReady(_ProgressReport, frozen=True, tag="SourceReady"):
     """`node` applied the seal of `group` and made all files of the sealed slots."""
 
     group: GroupId
     node: NodeId
 
 
-class JoinReady(_Evidence, frozen=True, tag="JoinReady"):
+class JoinReady(_ProgressReport, frozen=True, tag="JoinReady"):
     """`node` created its replica of `group` for this operation.
 
     What a replica of an earlier membership acknowledged does not count: that replica may still be removed.
@@ -221,14 +221,14 @@ class JoinReady(_Evidence, frozen=True, tag="JoinReady"):
     node: NodeId
 
 
-class OpenedBy(_Evidence, frozen=True, tag="OpenedBy"):
+class OpenedBy(_ProgressReport, frozen=True, tag="OpenedBy"):
     """A gaining group committed its `Open` at log index `index`."""
 
     group: GroupId
     index: int
 
 
-class FormedBy(_Evidence, frozen=True, tag="FormedBy"):
+class FormedBy(_ProgressReport, frozen=True, tag="FormedBy"):
     """The group's committed membership is that of the new ring, or as near to it as its dead members
     allow."""
 
@@ -239,28 +239,28 @@ class FormedBy(_Evidence, frozen=True, tag="FormedBy"):
     members: tuple[NodeId, ...]
 
 
-class Copied(_Evidence, frozen=True, tag="Copied"):
+class Copied(_ProgressReport, frozen=True, tag="Copied"):
     """A node holds a verified, durable copy of some slots."""
 
     record: CopyRecord
 
 
-class AdoptedBy(_Evidence, frozen=True, tag="AdoptedBy"):
+class AdoptedBy(_ProgressReport, frozen=True, tag="AdoptedBy"):
     """A gaining group adopted all of its slots, as of log index `index`."""
 
     group: GroupId
     index: int
 
 
-class ReleasedBy(_Evidence, frozen=True, tag="ReleasedBy"):
+class ReleasedBy(_ProgressReport, frozen=True, tag="ReleasedBy"):
     """A losing group released its slots, as of log index `index`."""
 
     group: GroupId
     index: int
 
 
-class SteerOperation(_Evidence, frozen=True, tag="SteerOperation"):
-    """Control an open operation; fields as in `requests.Steer`."""
+class ControlOperation(_ProgressReport, frozen=True, tag="SteerOperation"):
+    """Control an open operation; fields as in `requests.ControlOperation`."""
 
     verb: str
     by: str
@@ -273,7 +273,7 @@ class SteerOperation(_Evidence, frozen=True, tag="SteerOperation"):
     node: NodeId = ""
 
 
-class ReportError(_Evidence, frozen=True, tag="ReportError"):
+class ReportError(_ProgressReport, frozen=True, tag="ReportError"):
     """Why an operation makes no progress, for operators; "" clears the error."""
 
     what: str
@@ -286,11 +286,11 @@ Command = (
     | PutSchema
     | SetDraining
     | RaiseLevel
-    | GiveUp
+    | ForceRecover
     | TakeLock
     | DropLock
     | RecordRun
-    | LedAgain
+    | RecoveryCompleted
     | Begin
     | MetaReady
     | GroupReady
@@ -303,11 +303,11 @@ Command = (
     | Copied
     | AdoptedBy
     | ReleasedBy
-    | SteerOperation
+    | ControlOperation
     | ReportError
     | DropTable
 )
-Evidence = (
+ProgressReport = (
     MetaReady
     | GroupReady
     | SealedBy
@@ -319,7 +319,7 @@ Evidence = (
     | Copied
     | AdoptedBy
     | ReleasedBy
-    | SteerOperation
+    | ControlOperation
     | ReportError
 )
 

@@ -29,13 +29,13 @@ class Groups:
     def members(self) -> dict[GroupId, tuple[NodeId, ...]]:
         return {g.group: g.members for g in self._kept.groups.values()}
 
-    def by_header(self) -> dict[NodeId, GroupId]:
+    def by_owner(self) -> dict[NodeId, GroupId]:
         """Groups by owner, without those being dissolved: a node owns at most one of the others."""
-        return {g.header: g.group for g in self._kept.groups.values() if not g.dissolving}
+        return {g.owner: g.group for g in self._kept.groups.values() if not g.dissolving}
 
     def of(self, header: NodeId) -> GroupRecord | None:
         """The group that `header` owns, unless it is being dissolved."""
-        return next((g for g in self._kept.groups.values() if g.header == header and not g.dissolving), None)
+        return next((g for g in self._kept.groups.values() if g.owner == header and not g.dissolving), None)
 
     def create(self, index: int, header: NodeId, members: tuple[NodeId, ...], slots: Ranges = ()) -> GroupId:
         group = data_group(header, index)
@@ -67,7 +67,7 @@ class Groups:
         """Begin the force recovery of the group with these members."""
         self._kept.groups[group] = replace(self._kept.groups[group], members=members, recovery=recovery)
 
-    def led_again(self, group: GroupId, operation: str) -> GroupRecord | None:
+    def complete_recovery(self, group: GroupId, operation: str) -> GroupRecord | None:
         """Complete the group's force recovery; return its record before, None if it was completed already."""
         record = self._kept.groups.get(group)
         if record is None or record.recovery is None or record.recovery.operation != operation:

@@ -94,7 +94,7 @@ class Operations:
         refusal = self.check_begin(b)
         if refusal is not None:
             return refusal
-        ids = self._groups.by_header()
+        ids = self._groups.by_owner()
         created = None
         if b.created:
             created = self._groups.create(index, b.node.node, b.created)
@@ -149,33 +149,33 @@ class Operations:
 
     # --- progress reports --------------------------------------------------------------------------
 
-    def evidence(self, index: int, e: c.Evidence) -> Reply:
+    def apply_report(self, index: int, e: c.ProgressReport) -> Reply:
         op = self.find(e.operation)
         if op is None:
             return ErrorReply("not_found", f"there is no operation {e.operation}", "iotctl ops list")
-        if isinstance(e, c.SteerOperation) and e.verb == "cancel" and op.stage in CANCELLED:
+        if isinstance(e, c.ControlOperation) and e.verb == "cancel" and op.stage in CANCELLED:
             return OperationReply(op)  # a retry: the reply to the first cancel may have been lost
         if op.ended:
-            if isinstance(e, c.SteerOperation):
+            if isinstance(e, c.ControlOperation):
                 what = f"{op.id} was not changed: it has ended in stage {op.stage}"
                 return ErrorReply("refused", what, "iotctl ops list")
             return Accepted(index)
         if isinstance(e, c.FormedBy) and e.group not in self._groups:
             what = f"the report that {e.group} was formed has no effect: there is no group {e.group}"
             return ErrorReply("not_found", what, "iotctl cluster groups")
-        is_formed = isinstance(e, c.FormedBy) and op.stage is Stage.FORMAL and e.group not in op.formed
-        if isinstance(e, c.SteerOperation) and e.verb == "dead":
+        is_formed = isinstance(e, c.FormedBy) and op.stage is Stage.RECONFIGURING and e.group not in op.formed
+        if isinstance(e, c.ControlOperation) and e.verb == "dead":
             refusal = self._amend(op, e.node)
         else:
             refusal = changes.record(op, e)
         if refusal is not None:
             return refusal
-        if isinstance(e, c.SteerOperation) and e.verb not in ("lease", "unlease"):
+        if isinstance(e, c.ControlOperation) and e.verb not in ("lease", "unlease"):
             self._audit.note(e.now, e.by, " ".join(filter(None, (e.verb, op.id, e.node, e.report))))
         if isinstance(e, c.FormedBy) and is_formed:
             self._groups.form(e.group, e.members)
         self._advance(index, op, e.now)
-        return OperationReply(op) if isinstance(e, c.SteerOperation) else Accepted(index)
+        return OperationReply(op) if isinstance(e, c.ControlOperation) else Accepted(index)
 
     def _fence(self, op: Operation, node: NodeId) -> None:
         """Retire a node that is permanently lost."""

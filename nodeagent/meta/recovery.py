@@ -17,7 +17,7 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import Accepted, ErrorReply, Recovery, Reply
 
 
-class LostMajorities:
+class ForceRecovery:
     def __init__(
         self, nodes: Nodes, groups: Groups, placement: Placement, operations: Operations, audit: Audit
     ) -> None:
@@ -31,7 +31,7 @@ class LostMajorities:
         """Each group without a living majority once `nodes` are dead too, with its living members."""
         return self._groups.lost(self._nodes.living - set(nodes))
 
-    def check(self, g: c.GiveUp) -> ErrorReply | None:
+    def check(self, g: c.ForceRecover) -> ErrorReply | None:
         """Why this force recovery cannot begin; None if it can."""
         if (op := self._operations.open()) is not None:
             return ErrorReply(
@@ -58,10 +58,10 @@ class LostMajorities:
                 f"no group was recovered: no group lost its majority with {', '.join(g.nodes)}",
                 "iotctl cluster remove-node NODE --dead",
             )
-        return self._check_heirs(g, lost)
+        return self._check_leaders(g, lost)
 
-    def _check_heirs(self, g: c.GiveUp, lost: dict[GroupId, tuple[NodeId, ...]]) -> ErrorReply | None:
-        heirs = {h.group: h for h in g.heirs}
+    def _check_leaders(self, g: c.ForceRecover, lost: dict[GroupId, tuple[NodeId, ...]]) -> ErrorReply | None:
+        heirs = {h.group: h for h in g.leaders}
         for group, survivors in lost.items():
             if not survivors:
                 return ErrorReply(
@@ -82,7 +82,7 @@ class LostMajorities:
             return ErrorReply("refused", what, "run `iotctl cluster recover` again")
         return None
 
-    def give_up(self, index: int, g: c.GiveUp) -> Reply:
+    def begin(self, index: int, g: c.ForceRecover) -> Reply:
         refusal = self.check(g)
         if refusal is not None:
             return refusal
@@ -90,14 +90,14 @@ class LostMajorities:
         for node in g.nodes:
             if node in self._nodes.living:
                 self._nodes.retire(node)
-        for heir in g.heirs:
+        for heir in g.leaders:
             self._groups.recover(heir.group, lost[heir.group], Recovery(heir.head, heir.term, f"op-{index}"))
-        heirs = ", ".join(f"{h.group} goes on from {h.head}" for h in g.heirs)
+        heirs = ", ".join(f"{h.group} goes on from {h.head}" for h in g.leaders)
         self._audit.note(g.now, g.by, f"recover, data loss accepted: {', '.join(g.nodes)} given up; {heirs}")
         return Accepted(index)
 
-    def led_again(self, index: int, e: c.LedAgain) -> Reply:
-        record = self._groups.led_again(e.group, e.operation)
+    def complete(self, index: int, e: c.RecoveryCompleted) -> Reply:
+        record = self._groups.complete_recovery(e.group, e.operation)
         if record is not None:
             self._audit.note(e.now, "", f"{e.group} is led again by {', '.join(record.members)}")
         return Accepted(index)

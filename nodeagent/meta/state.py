@@ -14,7 +14,7 @@ from nodeagent.meta.level import FeatureLevel, check_level
 from nodeagent.meta.nodes import Nodes
 from nodeagent.meta.operations import Operations
 from nodeagent.meta.placement import Placement
-from nodeagent.meta.recovery import LostMajorities
+from nodeagent.meta.recovery import ForceRecovery
 from nodeagent.meta.runs import Runs
 from nodeagent.meta.tables import Tables
 from nodeagent.model import features
@@ -42,7 +42,7 @@ class MetaState:
         self.operations = Operations(
             self.image, self.nodes, self.groups, self.placement, self.runs, self.audit
         )
-        self.recovery = LostMajorities(self.nodes, self.groups, self.placement, self.operations, self.audit)
+        self.recovery = ForceRecovery(self.nodes, self.groups, self.placement, self.operations, self.audit)
 
     @property
     def applied(self) -> int:
@@ -83,20 +83,20 @@ class MetaState:
                 return self.nodes.drain(index, command)
             case commands.RaiseLevel():
                 return self.level.rise(index, command)
-            case commands.GiveUp():
-                return self.recovery.give_up(index, command)
+            case commands.ForceRecover():
+                return self.recovery.begin(index, command)
             case commands.TakeLock():
                 return self.runs.take(index, command)
             case commands.DropLock():
                 return self.runs.drop(index, command)
             case commands.RecordRun():
                 return self.runs.record(index, command)
-            case commands.LedAgain():
-                return self.recovery.led_again(index, command)
+            case commands.RecoveryCompleted():
+                return self.recovery.complete(index, command)
             case Begin():
                 return self.operations.begin(index, command)
             case _:
-                return self.operations.evidence(index, command)
+                return self.operations.apply_report(index, command)
 
     def _bootstrap(self, index: int, b: commands.Bootstrap) -> Reply:
         if self.image.cluster_id:
@@ -122,5 +122,5 @@ class MetaState:
         image = msgspec.msgpack.decode(payload, type=Image)
         check_level(levels, image.level)
         for op in image.operations:
-            changes.let_go(op)  # the first release stored all progress reports
+            changes.drop_reports(op)  # the first release stored all progress reports
         return cls(image, levels)

@@ -12,7 +12,7 @@ FREED_SHARE = 16
 """Each call frees `FREED_MIN` objects or one in `FREED_SHARE`, whichever is more: so they never pile up."""
 
 
-class ToFree:
+class DeferredFree:
     """Lists whose items are not used any more."""
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ def is_group(name: str) -> bool:
     return name == META or (created.isdecimal() and created.isascii() and _NODE.fullmatch(header) is not None)
 
 
-def header_of(group: GroupId) -> NodeId:
+def owner_of(group: GroupId) -> NodeId:
     """The group owner: the node that a data group is named after."""
     return group.partition(".")[0]
 

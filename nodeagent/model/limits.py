@@ -27,7 +27,7 @@ MEMTABLES_MAX = 4
 """Multiples of `memtable_bytes_max`: if more rows of a group wait for their files, the leader answers
 `Overloaded`, so that closing sets the pace of writing."""
 
-PRESSED_REFUSAL_MS = 200
+OVERLOAD_REPLY_DELAY_MS = 200
 """The leader delays that answer by this time: each attempt carries its rows, and clients that retry at once
 would take the processor from the closes that make room."""
 

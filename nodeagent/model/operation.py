@@ -18,25 +18,25 @@ class Stage(StrEnum):
     PLANNED = "PLANNED"
     SEALED = "SEALED"
     OPEN = "OPEN"
-    FORMAL = "FORMAL"
-    MOVING = "MOVING"
-    RELEASED = "RELEASED"
+    RECONFIGURING = "FORMAL"
+    COPYING = "MOVING"
+    CLEANUP = "RELEASED"
     DONE = "DONE"
     CANCELLING = "CANCELLING"
     CANCELLED = "CANCELLED"
 
 
 ENDED = (Stage.DONE, Stage.CANCELLED)
-PAUSABLE = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING)
+PAUSABLE = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.RECONFIGURING, Stage.COPYING)
 """Stages in which a pause has an effect: it holds back the pulls of MOVING and the step to RELEASED."""
 
 NEXT: dict[Stage, tuple[Stage, ...]] = {
     Stage.PLANNED: (Stage.SEALED, Stage.CANCELLING),
     Stage.SEALED: (Stage.OPEN, Stage.CANCELLING),
-    Stage.OPEN: (Stage.FORMAL,),
-    Stage.FORMAL: (Stage.MOVING,),
-    Stage.MOVING: (Stage.RELEASED,),
-    Stage.RELEASED: (Stage.DONE,),
+    Stage.OPEN: (Stage.RECONFIGURING,),
+    Stage.RECONFIGURING: (Stage.COPYING,),
+    Stage.COPYING: (Stage.CLEANUP,),
+    Stage.CLEANUP: (Stage.DONE,),
     Stage.CANCELLING: (Stage.CANCELLED,),
     Stage.DONE: (),
     Stage.CANCELLED: (),
@@ -74,7 +74,7 @@ class Options(msgspec.Struct, frozen=True):
     """How deep the verification compares (`iotctl --depth`)."""
 
     no_migrate: bool = False
-    """Start no copy before the operator says so (`Steer`, verb `go`)."""
+    """Start no copy before the operator says so (`ControlOperation`, verb `go`)."""
 
     hold_release_ms: int = 0
     """Retain the previous copies for this long after all slots are adopted; 0 does not hold them."""
@@ -94,7 +94,7 @@ class StageSpan(msgspec.Struct):
     left_ms: int = 0
     """0 while the operation is in the stage."""
 
-    evidence: list[str] = []
+    reports: list[str] = msgspec.field(default=[], name="evidence")
 
 
 class SealResult(msgspec.Struct, frozen=True):
@@ -202,7 +202,7 @@ class Operation(msgspec.Struct):
     migrate_go: bool = False
     signed_off: bool = False
     release_go: bool = False
-    """The operator said go, signed off, or ended the hold of the release (`Steer`)."""
+    """The operator said go, signed off, or ended the hold of the release (`ControlOperation`)."""
 
     held_since_ms: int = 0
     """When the state `waiting_release` began; 0 before."""
@@ -241,7 +241,7 @@ class Operation(msgspec.Struct):
     def shortened(self) -> "Operation":
         """The short record of an ended operation: who did what, when, and how it ended."""
         spans = [
-            StageSpan(s.name, s.entered_ms, s.left_ms, [cut_text(e, EVIDENCE_CHARS) for e in s.evidence])
+            StageSpan(s.name, s.entered_ms, s.left_ms, [cut_text(e, EVIDENCE_CHARS) for e in s.reports])
             for s in self.stages
         ]
         kept = {name: getattr(self, name) for name in _KEPT_IN_SHORT}
@@ -292,7 +292,7 @@ class Operation(msgspec.Struct):
             return "cancelled"
         if self.paused and self.stage in PAUSABLE:
             return "paused"
-        if self.stage is Stage.MOVING:
+        if self.stage is Stage.COPYING:
             if self.options.no_migrate and not self.migrate_go:
                 return "waiting_migrate"
             if set(self.adopted) >= set(self.gaining):
@@ -306,7 +306,7 @@ class Operation(msgspec.Struct):
     def is_held(self) -> bool:
         """Whether all slots are adopted and signed off, and only --hold-release retains the previous
         copies."""
-        if self.stage is not Stage.MOVING or not set(self.adopted) >= set(self.gaining):
+        if self.stage is not Stage.COPYING or not set(self.adopted) >= set(self.gaining):
             return False
         unsigned = self.options.verify and not self.signed_off
         return bool(self.options.hold_release_ms) and not self.release_go and not unsigned

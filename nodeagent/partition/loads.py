@@ -136,9 +136,9 @@ class _Search:
         return None
 
     def take(self, step: _Step) -> None:
-        self._hand_over(step.slot, step.giver, step.taker)
+        self._move_slot(step.slot, step.giver, step.taker)
         if step.back is not None:
-            self._hand_over(step.back, step.taker, step.giver)
+            self._move_slot(step.back, step.taker, step.giver)
 
     def moved_after(self, step: _Step) -> int:
         """Number of slots whose owner differs from the first owner once `step` is taken."""
@@ -148,7 +148,7 @@ class _Search:
                 (moved.discard if self.first[slot] == to else moved.add)(slot)
         return len(moved)
 
-    def _hand_over(self, slot: int, giver: int, taker: int) -> None:
+    def _move_slot(self, slot: int, giver: int, taker: int) -> None:
         load = int(self.loads[slot])
         del self.filled[giver][bisect_left(self.filled[giver], (load, slot))]
         insort(self.filled[taker], (load, slot))

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.requests import GroupRecord, GroupStatus, Heir
+from nodeagent.model.requests import GroupRecord, GroupStatus, RecoveryLeader
 
 TERMS_BEYOND = 1_000
 """Terms by which the recovery leader goes beyond the newest known term: more than the elections that the lost
@@ -28,10 +28,10 @@ def lost_groups(
     return lost
 
 
-def heir_of(group: GroupId, replicas: Mapping[NodeId, GroupStatus]) -> Heir:
+def recovery_leader_of(group: GroupId, replicas: Mapping[NodeId, GroupStatus]) -> RecoveryLeader:
     """The recovery leader: the member with the newest last entry, by the status of every living member.
 
     It holds every entry that any living member knows to be committed (the argument of Raft's election rule).
     """
     head = max(sorted(replicas), key=lambda n: (replicas[n].last_term, replicas[n].last))
-    return Heir(group, head, max(r.term for r in replicas.values()) + TERMS_BEYOND)
+    return RecoveryLeader(group, head, max(r.term for r in replicas.values()) + TERMS_BEYOND)

@@ -73,7 +73,7 @@ class Ring:
         first, n = self.index(header), len(self.nodes)
         return tuple(self.nodes[(first + i) % n].node for i in range(min(replicas, n)))
 
-    def headers_with(self, node: NodeId, replicas: int) -> tuple[NodeId, ...]:
+    def owners_with(self, node: NodeId, replicas: int) -> tuple[NodeId, ...]:
         """Owners of the groups of which `node` is a member: itself, then its predecessors."""
         at, n = self.index(node), len(self.nodes)
         return tuple(self.nodes[(at - i) % n].node for i in range(min(replicas, n)))

@@ -178,17 +178,17 @@ class Raft(Roles):
         leadership."""
         return self._lead is not None and self._lead.can_change()
 
-    def forgetful(self) -> list[NodeId]:
+    def lost_acknowledged(self) -> list[NodeId]:
         """Followers that no longer hold entries they acknowledged to this leader."""
-        return self._lead.peers.forgetful() if self._lead is not None else []
+        return self._lead.peers.lost_acknowledged() if self._lead is not None else []
 
     def caught_up(self, peer: NodeId) -> bool:
         """Whether we lead, and `peer` is this node or holds every entry that is committed now."""
         return self._lead is not None and (peer == self.node or self._lead.peers.caught_up(peer))
 
-    def short_of_room(self) -> list[NodeId]:
+    def voters_low_on_space(self) -> list[NodeId]:
         """Leader: other voters that reported no room for rows."""
-        return self._lead.peers.short_of_room() if self._lead is not None else []
+        return self._lead.peers.voters_low_on_space() if self._lead is not None else []
 
     def has_room(self, peer: NodeId) -> bool:
         """Leader: whether `peer` reported room for rows; False if it has not reported yet."""

@@ -118,9 +118,9 @@ class Leader:
                 next_step="retry shortly",
             )
         check_step(state.log.config, config)
-        return self.impose(config)
+        return self.append_config(config)
 
-    def impose(self, config: Config) -> int:
+    def append_config(self, config: Config) -> int:
         """Append a config without checking it (`Raft.force`); it takes effect at once. Returns its index."""
         state = self.state
         index = state.log.last_index + 1

@@ -43,7 +43,7 @@ class Peers:
             return False
         return progress.match >= self._state.commit
 
-    def short_of_room(self) -> list[NodeId]:
+    def voters_low_on_space(self) -> list[NodeId]:
         """Other voters whose disks are nearly full."""
         voters = self._state.log.config.voters
         return [v for v in voters if v in self.progress and self.progress[v].room]
@@ -53,7 +53,7 @@ class Peers:
         progress = self.progress.get(peer)
         return progress is not None and progress.room == Room.ENOUGH
 
-    def forgetful(self) -> list[NodeId]:
+    def lost_acknowledged(self) -> list[NodeId]:
         """Followers that no longer hold entries they acknowledged."""
         return [peer for peer in self.names if self.progress[peer].forgot]
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from nodeagent.model.limits import INFLIGHT_APPENDS_MAX, INFLIGHT_BYTES_MAX
 from nodeagent.model.raft_messages import SnapshotOffer
 
-FORGOT_MS = 10_000
+LOST_AFTER_MS = 10_000
 """A follower that refuses entries it acknowledged, and accepts none for this long, has lost them. A single
 refusal proves nothing, however late: it may have waited in a buffer while a process slept."""
 
@@ -131,7 +131,7 @@ class Progress:
         if prev <= self.match:
             if self.doubted_at is None:
                 self.doubted_at = now
-            self.forgot = self.forgot or now - self.doubted_at >= FORGOT_MS
+            self.forgot = self.forgot or now - self.doubted_at >= LOST_AFTER_MS
             return False
         if self.state is ProgressState.SNAPSHOT:
             return False

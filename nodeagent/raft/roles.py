@@ -92,7 +92,7 @@ class Roles(State):
         self._election_ms = timeout + int(self._random() * timeout)
         self._election_at = self.clock + self._election_ms
 
-    def hurry(self, now: int) -> None:
+    def campaign_soon(self, now: int) -> None:
         """Campaign at the next tick if there is no leader: for a new group, which need not wait for a
         timeout."""
         self.clock = now
@@ -249,4 +249,4 @@ class Roles(State):
         self.hard_changed = True
         self._become_leader(alone=True)
         assert self._lead is not None
-        self._lead.impose(config)
+        self._lead.append_config(config)

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from nodeagent.log.identity import NodeFile
 from nodeagent.model.errors import Forbidden, retired_sentence
 from nodeagent.model.ids import NodeId
+from nodeagent.model.membership import MembershipStatus
 from nodeagent.model.requests import Hello
-from nodeagent.model.standing import Standing
 from nodeagent.runtime.clock import Clock
 from nodeagent.runtime.ports import HostPort
 from nodeagent.transport.connection import Connection
 from nodeagent.wire.frames import OLDEST_PROTOCOL, PROTOCOL
 
-REFUSED = (Standing.RETIRED, Standing.OLDER)
+REFUSED = (MembershipStatus.RETIRED, MembershipStatus.OLDER)
 """Membership statuses that never become `MEMBER` again."""
 
 
@@ -48,7 +48,7 @@ class Admission:
     def check(self, hello: Hello) -> None:
         """Raises `Forbidden` for a retired incarnation or an older copy of a node's directory."""
         standing = self._standing(hello)
-        if standing is Standing.RETIRED:
+        if standing is MembershipStatus.RETIRED:
             raise Forbidden(
                 retired_sentence(hello.incarnation, hello.name),
                 next_step="start with a new directory and add the node with `iotctl cluster add-node`",
@@ -62,17 +62,17 @@ class Admission:
             replace = f"iotctl cluster replace-node {hello.name} NEW"
             raise Forbidden(why, next_step=replace, older=hello.incarnation)
 
-    def _standing(self, peer: Hello) -> Standing:
+    def _standing(self, peer: Hello) -> MembershipStatus:
         """The membership status of a peer; an operator or reader needs only a certificate."""
         if peer.role != "node":
-            return Standing.MEMBER
+            return MembershipStatus.MEMBER
         self._host.peers.starts.meet(peer.incarnation, peer.name, peer.start, peer.nonces)
         standing = self._host.standing(peer.name, peer.incarnation, self._clock.now())
-        if standing is Standing.UNKNOWN:
+        if standing is MembershipStatus.UNKNOWN:
             self._wake()  # the host may have to ask members about it
         return standing
 
-    def heard(self, connection: Connection) -> Standing:
+    def heard(self, connection: Connection) -> MembershipStatus:
         """The peer's membership status at this frame. A peer that was retired since its hello, or that runs
         on an older copy of its directory, loses the connection: a process that was suspended may resume with
         connections from before.

@@ -33,12 +33,12 @@ from nodeagent.runtime.hosting import create_host, joining_operation
 from nodeagent.runtime.http import HttpServer
 from nodeagent.runtime.jobs import Jobs
 from nodeagent.runtime.log_thread import LogThread
-from nodeagent.runtime.notes import Notes
+from nodeagent.runtime.notes import EventLog
+from nodeagent.runtime.peer_starts import save_starts
 from nodeagent.runtime.peers import Peers
 from nodeagent.runtime.ports import HostPort
 from nodeagent.runtime.puller import Puller
 from nodeagent.runtime.rate import AutoRate
-from nodeagent.runtime.seen import save_starts
 from nodeagent.runtime.space import Space
 from nodeagent.runtime.startup import Opened, open_directory
 from nodeagent.transport.endpoints import Listener
@@ -64,7 +64,7 @@ class Agent:
         self,
         directory: Path,
         *,
-        notes: Notes | None = None,
+        notes: EventLog | None = None,
         make_host: MakeHost | None = None,
         holds: Sequence[str] | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class Agent:
         """The operation by which this node joins a group."""
 
         self.opened = open_directory(directory)
-        self.notes = notes or Notes(node=self.opened.config.node)
+        self.notes = notes or EventLog(node=self.opened.config.node)
         self._done = asyncio.Event()
         self._leaving = False
         self._exit_code = EXIT_OK
@@ -120,13 +120,13 @@ class Agent:
             return self.stop()
         self._leaving = True
         loop = asyncio.get_running_loop()
-        return self._hand_over(loop, loop.time())
+        return self._transfer_leadership(loop, loop.time())
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
+    def _transfer_leadership(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
         waited = loop.time() - began
-        busy = self._driver.hand_over()
+        busy = self._driver.transfer_leadership()
         if busy and waited < HAND_OVER_S_MAX:
-            loop.call_later(HAND_OVER_POLL_S, self._hand_over, loop, began)
+            loop.call_later(HAND_OVER_POLL_S, self._transfer_leadership, loop, began)
             return
         self.notes.write("handed_over", {"complete": not busy, "seconds": round(waited, 3)})
         self.stop()
@@ -263,7 +263,7 @@ class Agent:
         """Save facts for later starts: that this directory is an older copy, and the starts of other
         nodes."""
         opened, starts = self.opened, self._host.peers.starts
-        older = self._host.own_standing.older_copy
+        older = self._host.own_membership.older_copy
         if older and not opened.identity.damaged:
             with contextlib.suppress(OSError):  # a full disk: retried at the next tick
                 opened.identity = mark_damaged(opened.home, opened.identity, older)
@@ -288,7 +288,7 @@ class Agent:
 
     def _open_host(self, opened: Opened, now: int, wall: int) -> HostPort:
         host = create_host(opened, now, wall, self._holds)
-        self._rate = lambda: host.operations.mover.rate_bytes_per_s
+        self._rate = lambda: host.operations.slot_copier.rate_bytes_per_s
         self._operation_of = partial(joining_operation, host, opened.config.node)
         return host
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from nodeagent.client.identity import certificate_facts
 from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.runtime.directory import identity_of
-from nodeagent.runtime.notes import Notes
+from nodeagent.runtime.notes import EventLog
 from nodeagent.transport.tls import client_context, reload, server_context
 
 
 class Certificates:
     """The TLS contexts of one node; both are None until `load`."""
 
-    def __init__(self, directory: Path, notes: Notes) -> None:
+    def __init__(self, directory: Path, notes: EventLog) -> None:
         self._directory = directory
         self._notes = notes
         self.server: ssl.SSLContext | None = None

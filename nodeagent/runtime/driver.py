@@ -15,6 +15,7 @@ from nodeagent.model.entries import LogOp
 from nodeagent.model.errors import Forbidden, NodeAgentError
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
+from nodeagent.model.membership import MembershipStatus
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import (
     DeleteRows,
@@ -31,11 +32,10 @@ from nodeagent.model.requests import (
     ScanRows,
     Write,
 )
-from nodeagent.model.standing import Standing
 from nodeagent.runtime import shares
 from nodeagent.runtime.admission import REFUSED, Admission
 from nodeagent.runtime.clock import Clock
-from nodeagent.runtime.notes import Notes
+from nodeagent.runtime.notes import EventLog
 from nodeagent.runtime.peers import Peers
 from nodeagent.runtime.ports import Address, HostPort
 from nodeagent.runtime.rights import check_right
@@ -66,7 +66,7 @@ class Driver:
         identity: NodeFile,
         *,
         clock: Clock,
-        notes: Notes,
+        notes: EventLog,
         status: Callable[[], NodeStatus],
         events: Callable[[GetEvents], EventsReply],
         on_tick: Callable[[], None],
@@ -87,7 +87,7 @@ class Driver:
         self._asked: dict[int, tuple[Connection, int]] = {}
         """token -> the connection that waits for the reply, and its request number"""
 
-        self._shares = shares.Shares()
+        self._shares = shares.FairQueue()
         self._running_reads: dict[int, shares.Peer] = {}
         """token -> the peer whose slow read it is"""
 
@@ -122,11 +122,11 @@ class Driver:
         self._stopped = True
         self._timer.cancel()
 
-    def hand_over(self) -> bool:
+    def transfer_leadership(self) -> bool:
         """Transfer the leaderships of this node to others; return whether that is still in progress."""
         if self._stopped:
             return False
-        busy = self._host.hand_over(self._clock.now())
+        busy = self._host.transfer_leadership(self._clock.now())
         self._wake()
         return busy
 
@@ -182,7 +182,7 @@ class Driver:
     def on_raft(self, connection: Connection, messages: list[Routed]) -> None:
         if self._stopped:
             return
-        if self._admission.heard(connection) is not Standing.MEMBER:
+        if self._admission.heard(connection) is not MembershipStatus.MEMBER:
             self.strangers += 1
             return
         self.frames += 1
@@ -192,13 +192,13 @@ class Driver:
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
         peer = connection.peer
         assert peer is not None
-        standing = self._admission.heard(connection) if peer.role == "node" else Standing.MEMBER
+        standing = self._admission.heard(connection) if peer.role == "node" else MembershipStatus.MEMBER
         if standing in REFUSED:
             return
         self.requests += 1
-        self.strangers += standing is Standing.UNKNOWN
+        self.strangers += standing is MembershipStatus.UNKNOWN
         try:
-            check_right(peer.role if standing is Standing.MEMBER else "guest", peer.name, request)
+            check_right(peer.role if standing is MembershipStatus.MEMBER else "guest", peer.name, request)
         except NodeAgentError as error:
             connection.reply(number, to_reply(error))
             return

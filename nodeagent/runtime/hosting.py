@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def create_host(opened: Opened, now: int, wall: int, holds: Sequence[str] | None) -> "Host":
     """The host of an opened directory. `holds`, for tests: if not None, failpoints are allowed, and these are
     set. Raises `InvalidInput` if one of them does not exist."""
-    from nodeagent.host.context import Life
+    from nodeagent.host.context import NodeRun
     from nodeagent.host.opening import Held, open_host
 
     damaged = [msgspec.structs.replace(damage, message=damage.text) for damage in opened.damaged]
-    life = Life(
+    life = NodeRun(
         opened.config,
         opened.identity.incarnation,
         fresh_random(),
@@ -40,8 +40,8 @@ def create_host(opened: Opened, now: int, wall: int, holds: Sequence[str] | None
     )
     host = open_host(life, held)
     if holds is not None:
-        host.operations.hold_points.may_set = True
-        refusal = host.operations.hold_points.set(holds)
+        host.operations.failpoints.may_set = True
+        refusal = host.operations.failpoints.set(holds)
         if refusal is not None:
             raise InvalidInput(refusal.what, next_step=refusal.next_step)
     return host

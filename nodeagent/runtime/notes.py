@@ -18,7 +18,7 @@ LINES_PER_S_MAX = 200
 REPEAT_MS = 600_000
 """The same event of the same group is retained again only after this: a failing job may fail every second."""
 
-NOTABLE = frozenset(
+RETAINED_EVENTS = frozenset(
     (
         *("started", "handed_over", "log_failed", "invariant_broken"),
         *("certificate_loaded", "certificate_not_loaded", "disk_low", "disk_enough"),
@@ -31,7 +31,7 @@ NOTABLE = frozenset(
 )
 
 
-class Notes:
+class EventLog:
     """One JSON object per line: `{"at": "...", "event": "...", ...}`. For the loop's thread only."""
 
     def __init__(self, out: TextIO | None = None, **always: str) -> None:
@@ -69,7 +69,7 @@ class Notes:
     def _maybe_remember(self, now_ms: int, event: str, fields: Mapping[str, object]) -> None:
         if event == "role" and fields.get("role") == "leader":
             event, fields = "leader", {"group": fields.get("group", ""), "term": fields.get("term", 0)}
-        elif event not in NOTABLE:
+        elif event not in RETAINED_EVENTS:
             return
         group = str(fields.get("group", ""))
         message = ", ".join(f"{k} {v}" for k, v in fields.items() if k != "group" and v not in ("", [], None))

@@ -8,9 +8,9 @@ from nodeagent.host.starts import Starts
 from nodeagent.model.entries import LogOp
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
+from nodeagent.model.membership import MembershipStatus
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import NodeStatus, Reply, Request
-from nodeagent.model.standing import Standing
 
 Address = tuple[str, int]
 
@@ -76,7 +76,7 @@ class PeersPort(Protocol):
     def levels(self) -> PeerLevels: ...
 
 
-class OwnStandingPort(Protocol):
+class OwnMembershipPort(Protocol):
     """The membership status of this node itself."""
 
     @property
@@ -99,7 +99,7 @@ class HostPort(Protocol):
     def peers(self) -> PeersPort: ...
 
     @property
-    def own_standing(self) -> OwnStandingPort: ...
+    def own_membership(self) -> OwnMembershipPort: ...
 
     @property
     def status(self) -> StatusPort: ...
@@ -110,7 +110,7 @@ class HostPort(Protocol):
     @property
     def requests_failed(self) -> int: ...
 
-    def standing(self, node: NodeId, incarnation: str, now: int) -> Standing: ...
+    def standing(self, node: NodeId, incarnation: str, now: int) -> MembershipStatus: ...
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None: ...
 
@@ -135,7 +135,7 @@ class HostPort(Protocol):
 
     def tick(self, now: int, wall: int) -> None: ...
 
-    def hand_over(self, now: int) -> bool: ...
+    def transfer_leadership(self, now: int) -> bool: ...
 
     def deadline(self) -> int: ...
 

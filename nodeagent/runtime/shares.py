@@ -7,7 +7,7 @@ make all other peers wait for all of them; with shares they wait for a few.
 from collections import deque
 from collections.abc import Callable
 
-AT_WORK = {"reader": 4}
+RUNNING_MAX = {"reader": 4}
 AT_WORK_DEFAULT = 16
 """Running reads of one peer (role and name, over all its connections)."""
 
@@ -17,7 +17,7 @@ WAITING_MAX = 512
 Peer = tuple[str, str]
 
 
-class Shares:
+class FairQueue:
     """Starts the reads of each peer within its share."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Shares:
         `start` returns whether it started a read; the caller reports the end of that read by `done`.
         """
         waiting = self._waiting.get(peer)
-        if waiting is None and self._at_work.get(peer, 0) < AT_WORK.get(peer[0], AT_WORK_DEFAULT):
+        if waiting is None and self._at_work.get(peer, 0) < RUNNING_MAX.get(peer[0], AT_WORK_DEFAULT):
             if start():
                 self._at_work[peer] = self._at_work.get(peer, 0) + 1
             return True

@@ -4,7 +4,7 @@ import time
 
 from nodeagent.model.limits import DISK_LOW_BYTES
 from nodeagent.runtime.disk import RealDisk
-from nodeagent.runtime.notes import Notes
+from nodeagent.runtime.notes import EventLog
 
 DISK_LOOK_S = 0.2
 
@@ -12,7 +12,7 @@ DISK_LOOK_S = 0.2
 class Space:
     """Reads the free space of the disks of log and data."""
 
-    def __init__(self, home: RealDisk, data: RealDisk, notes: Notes) -> None:
+    def __init__(self, home: RealDisk, data: RealDisk, notes: EventLog) -> None:
         self._home = home
         self._data = data
         self._notes = notes

@@ -22,7 +22,7 @@ from nodeagent.runtime.config import load_config
 from nodeagent.runtime.directory import CONFIG_FILE, DATA_DIR
 from nodeagent.runtime.disk import RealDisk
 from nodeagent.runtime.offline import known_files
-from nodeagent.runtime.seen import load_starts
+from nodeagent.runtime.peer_starts import load_starts
 from nodeagent.storage import layout
 from nodeagent.storage.executor import Storage
 from nodeagent.storage.worker import WorkerEngine

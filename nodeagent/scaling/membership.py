@@ -46,7 +46,7 @@ def demote(config: Config, node: NodeId, operation: str) -> Change:
     return Change(Config(tuple(n for n in config.voters if n != node), (*config.learners, node), operation))
 
 
-def hand_over(config: Config, leaver: NodeId, caught_up: Callable[[NodeId], bool]) -> Step:
+def replace_leaver(config: Config, leaver: NodeId, caught_up: Callable[[NodeId], bool]) -> Step:
     """The leader leaves: transfer to the first other voter that has caught up."""
     target = next((n for n in config.voters if n != leaver and caught_up(n)), None)
     return Transfer(target) if target else None
@@ -76,7 +76,7 @@ def group_step(
     if not may_leave or (joins is not None and not caught_up(joins)):
         return None
     if leaves == me:
-        return hand_over(config, me, caught_up)
+        return replace_leaver(config, me, caught_up)
     return drop(config, leaves, operation)
 
 
@@ -95,7 +95,7 @@ def meta_step(
     """
     gone = next((n for n in config.members if n not in nodes), None)
     if gone is not None:
-        return hand_over(config, me, caught_up) if gone == me else drop(config, gone, "")
+        return replace_leaver(config, me, caught_up) if gone == me else drop(config, gone, "")
     fresh = next((n for n in sorted(nodes) if n not in config.members), None)
     if fresh is not None:
         return add_learner(config, fresh, "")
@@ -105,5 +105,5 @@ def meta_step(
         return promote(config, ready, "")
     going = next((n for n in config.voters if n in unfit), None)
     if going is not None and len(config.voters) > 1:
-        return hand_over(config, me, caught_up) if going == me else demote(config, going, "")
+        return replace_leaver(config, me, caught_up) if going == me else demote(config, going, "")
     return None

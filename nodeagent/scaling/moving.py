@@ -42,7 +42,7 @@ def units(op: Operation) -> list[Unit]:
     return out
 
 
-def due(op: Operation, cut: Sequence[Unit], node: NodeId, incarnation: str) -> list[Unit]:
+def units_to_copy(op: Operation, cut: Sequence[Unit], node: NodeId, incarnation: str) -> list[Unit]:
     """The units that `node` still has to copy and record."""
     recorded = {(c.target, c.slots) for c in op.copies if (c.node, c.incarnation) == (node, incarnation)}
     return [u for u in cut if node in u.move.target_members and (u.move.target, u.slots) not in recorded]
@@ -63,7 +63,7 @@ def _pulling(op: Operation) -> set[NodeId]:
     """The nodes that pull: before MOVING those that catch up in groups they join, in MOVING the members of
     gaining groups that lack copies."""
     joining = {c.joins for c in op.changes if c.joins is not None}
-    if op.stage is not Stage.MOVING:
+    if op.stage is not Stage.COPYING:
         return joining
     held = Counter[tuple[GroupId, NodeId]]()
     for copy in op.copies:

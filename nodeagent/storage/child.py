@@ -14,7 +14,7 @@ import sys
 
 import msgspec
 
-from nodeagent.storage import layout, parcels, pipes
+from nodeagent.storage import layout, packets, pipes
 from nodeagent.storage.handler import Handler, Opening
 from nodeagent.storage.pandas_free import forbid_pandas
 from nodeagent.storage.tsfile_format import TsFileFormat
@@ -80,7 +80,7 @@ def main(root: str, timeout_s: float, work: str, parent: int) -> None:
     while (body := _next_request(requests, sources)) is not None:
         faulthandler.dump_traceback_later(timeout_s, exit=True)
         opening.forget()
-        reply = handler.handle(parcels.decode(body))
+        reply = handler.handle(packets.decode(body))
         faulthandler.cancel_dump_traceback_later()
         pipes.send(replies, msgspec.msgpack.encode(reply))
         sources.trim()

@@ -16,21 +16,21 @@ from nodeagent.storage.handler import (
     CompactRequest,
     ErrorReply,
     Handler,
-    Made,
     Reply,
     ScanReply,
     ScanRequest,
+    TemporaryFile,
 )
 
 
 class Engine(Protocol):
     """All calls block, may be made from several threads, and raise errors of `model.errors`."""
 
-    def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
+    def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[TemporaryFile | None, ...]:
         """Durable temporary files for the units, in their order."""
         ...
 
-    def compact(self, request: CompactRequest) -> Made | None:
+    def compact(self, request: CompactRequest) -> TemporaryFile | None:
         """A durable temporary file for the unit; None if no row is left."""
         ...
 
@@ -39,7 +39,7 @@ class Engine(Protocol):
     def stop(self) -> None: ...
 
 
-def made_of(reply: Reply) -> tuple[Made | None, ...]:
+def made_of(reply: Reply) -> tuple[TemporaryFile | None, ...]:
     if isinstance(reply, ErrorReply):
         raise error_of(reply)
     assert isinstance(reply, CloseReply)
@@ -86,10 +86,10 @@ class InlineEngine:
             work: Handler(file_format, DiskPlace(disk), work) for work in (CLOSE, COMPACT, SCAN)
         }
 
-    def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
+    def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[TemporaryFile | None, ...]:
         return made_of(self._handlers[CLOSE].handle(CloseRequest(units)))
 
-    def compact(self, request: CompactRequest) -> Made | None:
+    def compact(self, request: CompactRequest) -> TemporaryFile | None:
         return made_of(self._handlers[COMPACT].handle(request))[0]
 
     def scan(self, request: ScanRequest) -> Scanned:

@@ -52,12 +52,12 @@ from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint, with_
 from nodeagent.storage.engine import Engine
 from nodeagent.storage.files import SlotFiles
 from nodeagent.storage.format import scan_rows
-from nodeagent.storage.handler import CLOSE, COMPACT, CompactRequest, Made, ScanRequest
+from nodeagent.storage.handler import CLOSE, COMPACT, CompactRequest, ScanRequest, TemporaryFile
 from nodeagent.storage.pull import (
     Fetch,
     Fetched,
     Pull,
-    Tally,
+    PullStats,
     drive,
     fetch_snapshot,
     stage_files,
@@ -161,7 +161,7 @@ class Storage:
 
     def _close_files(self, job: CloseFiles) -> FilesClosed:
         """Publish the files only when all units are closed; a crash before leaves temporary files."""
-        made: list[Made | None] = []
+        made: list[TemporaryFile | None] = []
         with self._cleared_up(CLOSE):
             for units in _calls(job.units):
                 made += self._engine.close_units(units)
@@ -231,7 +231,7 @@ class Storage:
         return FilesStaged(tuple(have), tuple(missing), 0)
 
     def _install(self, job: InstallSnapshot) -> Pull[Installed]:
-        tally = Tally()
+        tally = PullStats()
         with self.staging.pulling(install_area(job.snapshot)):
             fetched: Fetched = yield from fetch_snapshot(self.staging, job, tally)
             self.install(job.group, job.snapshot, fetched.payload, fetched.index.files)

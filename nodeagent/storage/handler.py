@@ -38,7 +38,7 @@ class ScanRequest(msgspec.Struct, frozen=True, tag="scan"):
     heavy: bool = False
 
 
-class Made(msgspec.Struct, frozen=True):
+class TemporaryFile(msgspec.Struct, frozen=True):
     """A durable temporary file that waits for its name."""
 
     path: str
@@ -49,7 +49,7 @@ class Made(msgspec.Struct, frozen=True):
 class CloseReply(msgspec.Struct, frozen=True, tag="closed"):
     """In the order of the units; None for a unit without rows."""
 
-    made: tuple[Made | None, ...]
+    made: tuple[TemporaryFile | None, ...]
 
 
 class ScanReply(msgspec.Struct, frozen=True, tag="scanned"):
@@ -126,8 +126,8 @@ class Handler:
         scanned = scan_rows(request.spec, request.page, sources, request.batches, request.tombstones)
         return ScanReply(scanned)
 
-    def _put(self, closed: ClosedUnit | None) -> Made | None:
+    def _put(self, closed: ClosedUnit | None) -> TemporaryFile | None:
         if closed is None:
             return None
         path = self._place.put(f"{self._label}-{next(self._counter)}", closed.content)
-        return Made(path, closed.meta, closed.footer)
+        return TemporaryFile(path, closed.meta, closed.footer)

@@ -62,7 +62,7 @@ def drive(pull: Pull[_Result], fetch: Fetch) -> _Result:
 
 
 @dataclass(slots=True)
-class Tally:
+class PullStats:
     """Costs of a pull so far. `refetched` counts files that were received but did not verify."""
 
     bytes_received: int = 0
@@ -74,7 +74,7 @@ class Tally:
 
 def stage_files(staging: Staging, job: StageFiles) -> Pull[FilesStaged]:
     """Stage every file of the job; the names in the result are durable and verified."""
-    tally = Tally()
+    tally = PullStats()
     names = []
     with staging.pulling(job.operation):
         staging.prepare(job.operation, job.group)
@@ -87,7 +87,9 @@ def stage_files(staging: Staging, job: StageFiles) -> Pull[FilesStaged]:
     return FilesStaged(tuple(names), tuple(tally.failed), tally.bytes_received, tally.refetched, suspects)
 
 
-def _stage(staging: Staging, operation: str, group: GroupId, wanted: StagedFile, tally: Tally) -> Pull[bool]:
+def _stage(
+    staging: Staging, operation: str, group: GroupId, wanted: StagedFile, tally: PullStats
+) -> Pull[bool]:
     """Stage one file. Returns whether it is staged now; if not, the reasons are in the tally.
 
     Raises:
@@ -134,7 +136,7 @@ def _reason(where: str, error: Exception) -> str:
 
 
 def _fetch_file(
-    staging: Staging, operation: str, group: GroupId, meta: FileMeta, source: FileRef, tally: Tally
+    staging: Staging, operation: str, group: GroupId, meta: FileMeta, source: FileRef, tally: PullStats
 ) -> Pull[None]:
     writer = staging.writer(operation, group, meta)
     is_resumed = writer.offset > 0
@@ -165,7 +167,7 @@ class Fetched:
     operation: str
 
 
-def fetch_snapshot(staging: Staging, job: InstallSnapshot, tally: Tally) -> Pull[Fetched]:
+def fetch_snapshot(staging: Staging, job: InstallSnapshot, tally: PullStats) -> Pull[Fetched]:
     """Stage all files of a snapshot and read its payload.
 
     Raises:
@@ -190,7 +192,7 @@ def fetch_snapshot(staging: Staging, job: InstallSnapshot, tally: Tally) -> Pull
     return Fetched(index, payload, operation)
 
 
-def _fetch_whole(job: InstallSnapshot, name: str, tally: Tally) -> Pull[bytes]:
+def _fetch_whole(job: InstallSnapshot, name: str, tally: PullStats) -> Pull[bytes]:
     content = bytearray()
     while True:
         chunk = yield FetchChunk(job.source, job.snapshot, name, len(content), CHUNK_BYTES)

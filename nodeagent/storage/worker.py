@@ -21,7 +21,7 @@ from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import FileCorrupt, FrameError, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import CloseUnit, Scanned
-from nodeagent.storage import parcels, pipes
+from nodeagent.storage import packets, pipes
 from nodeagent.storage.engine import made_of, scanned_of
 from nodeagent.storage.handler import (
     CLOSE,
@@ -30,11 +30,11 @@ from nodeagent.storage.handler import (
     CloseRequest,
     CompactRequest,
     ErrorReply,
-    Made,
     Opening,
     Reply,
     Request,
     ScanRequest,
+    TemporaryFile,
 )
 
 FILES_MAX = 5_000
@@ -61,7 +61,7 @@ SESSION_TRIES = 5
 
 SESSION_PAUSE_S = 0.11
 
-COMPACT_PATIENCE = 5
+COMPACT_TIMEOUT_FACTOR = 5
 """Factor on the usual timeout: compactions run only when the processor is idle."""
 
 _WATCHDOG_FACTOR = 1.5
@@ -147,7 +147,7 @@ class TsFileWorker:
     def _exchange(self, process: "subprocess.Popen[bytes]", request: Request, deadline: float) -> Reply:
         assert process.stdin is not None and process.stdout is not None
         self._opening = ""
-        length, pieces = parcels.encode(request)
+        length, pieces = packets.encode(request)
         pipes.send_pieces(process.stdin.fileno(), length, pieces, deadline)
         while True:
             answer = pipes.receive(process.stdout.fileno(), deadline)
@@ -274,17 +274,17 @@ class WorkerEngine:
         self.closer = TsFileWorker(root, timeout_s, CLOSE_NICE)
         self.scanner = TsFileWorker(root, timeout_s, work=SCAN)
         self.heavy_scanner = TsFileWorker(root, timeout_s, HEAVY_NICE, SCAN)
-        self.compactor = TsFileWorker(root, timeout_s * COMPACT_PATIENCE, COMPACT_NICE, COMPACT)
+        self.compactor = TsFileWorker(root, timeout_s * COMPACT_TIMEOUT_FACTOR, COMPACT_NICE, COMPACT)
         self._suspects = Suspects()
 
     def start(self) -> None:
         self.closer.start()
         self.scanner.start()
 
-    def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
+    def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[TemporaryFile | None, ...]:
         return made_of(self.closer.call(CloseRequest(units)))
 
-    def compact(self, request: CompactRequest) -> Made | None:
+    def compact(self, request: CompactRequest) -> TemporaryFile | None:
         return made_of(self.compactor.call(request))[0]
 
     def scan(self, request: ScanRequest) -> Scanned:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from nodeagent.model.freeing import ToFree
+from nodeagent.model.freeing import DeferredFree
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import MemBatch
 
@@ -125,7 +125,7 @@ class Memtable:
         self._partitions: dict[PartitionKey, PartitionRows] = {}
         self.nbytes = 0
         self.rows = 0
-        self.to_free = ToFree()
+        self.to_free = DeferredFree()
 
     def add(
         self,

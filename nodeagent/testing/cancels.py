@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import msgspec
 
 from nodeagent.model import requests as q
-from nodeagent.model.ids import header_of
+from nodeagent.model.ids import owner_of
 from nodeagent.model.operation import Operation
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import to_slots
-from nodeagent.scaling.holds import POINTS
+from nodeagent.scaling.failpoints import POINTS
 from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.machine import CLEAN_MS
 from nodeagent.testing.matrix import OLD, main, stage_at
@@ -85,7 +85,7 @@ def run_case(case: Cancel, seed: int) -> None:
     scenario.hold()
     done = scenario.finish(operation, cancelled=True)
     assert done != (stage in CANCELLABLE), f"cancelled in {stage}, it ended in {scenario.stage(operation)}"
-    late = scenario.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+    late = scenario.request(q.ControlOperation(operation, "cancel", "sim"), OperationReply)
     if done:
         assert isinstance(late, ErrorReply) and "has ended" in late.what, late
     else:  # like a retry after a lost reply
@@ -117,7 +117,7 @@ def state_of(scenario: Scenario) -> str:
 def _check_new(scenario: Scenario, record: Operation) -> None:
     table = scenario.newest().placement.table
     assert table is not None
-    owners = {(slot, header_of(m.target)) for m in record.moves for slot in to_slots(m.slots)}
+    owners = {(slot, owner_of(m.target)) for m in record.moves for slot in to_slots(m.slots)}
     wrong = [(slot, header) for slot, header in owners if table.route(slot) != header]
     assert not wrong and table.version >= record.table_version, wrong
     names = set(table.ring.names)
@@ -139,13 +139,13 @@ def _begin(scenario: Scenario, kind: str) -> str:
 
 def _cancel(scenario: Scenario, case: Cancel, operation: str) -> Reply:
     """Cancel in the way of the case; returns the reply to the first cancel that was decided."""
-    cancel = q.Steer(operation, "cancel", "sim")
+    cancel = q.ControlOperation(operation, "cancel", "sim")
     match case.way:
         case "paused":
-            scenario.request(q.Steer(operation, "pause", "sim"), OperationReply)
+            scenario.request(q.ControlOperation(operation, "pause", "sim"), OperationReply)
             reply = scenario.request(cancel, OperationReply)
             scenario.sim.pause(2 * LATE_MS)  # else a duplicate of the pause may arrive after the resume
-            scenario.request(q.Steer(operation, "resume", "sim"), OperationReply)
+            scenario.request(q.ControlOperation(operation, "resume", "sim"), OperationReply)
             return reply
         case "at once by three":
             nodes = [n.node for n in scenario.sim.nodes.values() if n.alive]

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Collection
 
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.log.identity import ID_FILE, LOG_DIR
 from nodeagent.meta.nodes import DEAD
 from nodeagent.meta.state import MetaState

@@ -11,7 +11,7 @@ import pyarrow as pa
 from nodeagent.client.cluster import Cluster
 from nodeagent.model.errors import Forbidden, NodeAgentError, OutcomeUnknown, Refused, Unavailable
 from nodeagent.model.operation import Operation, Stage
-from nodeagent.model.requests import BeginChange, Steer
+from nodeagent.model.requests import BeginChange, ControlOperation
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import LATE_MS
@@ -309,7 +309,7 @@ class Changes:
     async def cancel(self, operation: str) -> None:
         """Cancel an operation; it may be too late."""
         try:
-            await self.client.steer(Steer(operation, "cancel", "client"))
+            await self.client.control(ControlOperation(operation, "cancel", "client"))
         except OutcomeUnknown:
             self.done["cancels unknown"] += 1
         except NodeAgentError as error:

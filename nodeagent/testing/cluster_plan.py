@@ -7,7 +7,7 @@ from nodeagent.model.config import RaftSettings
 from nodeagent.testing.injector import WHOLE_KINDS
 from nodeagent.testing.nemesis import draw_kinds
 from nodeagent.testing.volume import ENDLESS_BYTES
-from nodeagent.testing.workload import PLAIN_HABITS, Habits
+from nodeagent.testing.workload import PLAIN_HABITS, WriteProfile
 
 KINDS_OF = {
     "add_one": "add-node",
@@ -63,7 +63,7 @@ class Plan:
     restores: bool = False
     """Whether data directories are restored from older copies."""
 
-    habits: Habits = PLAIN_HABITS
+    habits: WriteProfile = PLAIN_HABITS
     """How the writers write."""
 
     staleness_ms: int = 0
@@ -115,7 +115,7 @@ class Plan:
                 "nodeagent.host.compactor.DELETES_KEPT_MAX": rng.choice([1, 64]),
                 "nodeagent.host.compactor.EXPIRIES_PER_LOOK_MAX": rng.choice([1, 256]),
                 "nodeagent.data.compaction.COMPACT_INPUTS_MAX": inputs,
-                "nodeagent.data.handover.SESSIONS_PART_BYTES": rng.choice([64, 1 << 20]),
+                "nodeagent.data.slot_migration.SESSIONS_PART_BYTES": rng.choice([64, 1 << 20]),
                 "nodeagent.scaling.moving.UNIT_SLOTS": rng.choice([1, 3, 32]),
                 "nodeagent.storage.executor.UNITS_PER_CALL_MAX": rng.choice([1, 256]),
                 "nodeagent.model.limits.PAGE_PARTITIONS": rng.choice([1, 2, 256]),
@@ -123,7 +123,7 @@ class Plan:
         )
 
 
-def draw_habits(rng: random.Random) -> Habits:
-    return Habits(
+def draw_habits(rng: random.Random) -> WriteProfile:
+    return WriteProfile(
         rng.choice([1, 1, 4, 30]), rng.choice([2, 2, 8]), rng.choice([1, 1, 3]), rng.choice([2, 2, 6])
     )

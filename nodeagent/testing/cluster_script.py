@@ -17,7 +17,7 @@ from nodeagent.model.errors import InvalidInput
 from nodeagent.testing.cluster_plan import BURST_MS_MIN, STEPS, Plan
 from nodeagent.testing.injector import WHOLE_KINDS
 from nodeagent.testing.script import PlanChanges, read
-from nodeagent.testing.workload import Habits
+from nodeagent.testing.workload import WriteProfile
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -38,7 +38,7 @@ class ClusterChanges(PlanChanges, frozen=True):
     node: dict[str, int] | None = None
     limits: dict[str, int] | None = None
     restores: bool | None = None
-    habits: Habits | None = None
+    habits: WriteProfile | None = None
     staleness_ms: Annotated[int, Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:

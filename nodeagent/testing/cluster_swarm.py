@@ -19,12 +19,12 @@ from nodeagent.storage import layout
 from nodeagent.storage.leftovers import QUARANTINED
 from nodeagent.testing.cluster_plan import KINDS_OF
 from nodeagent.testing.faulty import FaultyCluster
+from nodeagent.testing.file_repair import spoil
 from nodeagent.testing.injector import Focus
 from nodeagent.testing.nemesis import bounded
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import replayable, timed
-from nodeagent.testing.rotten import spoil
 from nodeagent.testing.simulated import LIMIT_MS, SILENT_MS
 
 RETRY_MS = 500

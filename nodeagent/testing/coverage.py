@@ -25,7 +25,7 @@ from nodeagent.model.jobs import Job
 from nodeagent.model.operation import NEXT
 from nodeagent.model.raft_messages import RaftMessage
 from nodeagent.raft.state import Role
-from nodeagent.testing import alone, cluster_swarm, swarm
+from nodeagent.testing import cluster_swarm, single_node, swarm
 from nodeagent.testing.injector import CALLS, KINDS, PASSIVE, WHOLE_KINDS, Focus
 from nodeagent.testing.nemesis import Nemesis, focusable
 from nodeagent.testing.parallel import results
@@ -71,7 +71,7 @@ def run_groups(run: Run) -> Ran:
 
 
 def run_alone(run: Run) -> Ran:
-    world, report = alone.ran(run.seed)
+    world, report = single_node.ran(run.seed)
     return world.sim, world.nemesis, report
 
 

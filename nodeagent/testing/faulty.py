@@ -13,13 +13,13 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import Reply, Request
 from nodeagent.testing.cluster_plan import BURST_MS_MIN, Plan, draw_habits
 from nodeagent.testing.cluster_script import ClusterScript
+from nodeagent.testing.file_repair import Operator
 from nodeagent.testing.injector import Focus, Pace
 from nodeagent.testing.machine import Machine
 from nodeagent.testing.nemesis import Nemesis, draw_stragglers, focus_kinds
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.random_ops import ENDED, RandomOps
 from nodeagent.testing.readers import StaleReader
-from nodeagent.testing.rotten import Operator
 from nodeagent.testing.sim import CLIENT
 
 
@@ -101,7 +101,8 @@ class FaultyCluster(RandomOps):
     def _is_led(self) -> bool:
         replicas = (n.host.cluster.meta_replica for n in self.sim.nodes.values() if n.alive)
         return any(
-            r is not None and r.leads and r.seen == r.raft.commit == r.raft.log.last_index for r in replicas
+            r is not None and r.leads and r.applied_index == r.raft.commit == r.raft.log.last_index
+            for r in replicas
         )
 
     def begin(self, *, reads: bool = True) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from nodeagent.host.budget import Budget
-from nodeagent.host.desk import Desk, Effects
+from nodeagent.host.effect_queue import EffectQueue, Effects
 from nodeagent.host.found import fault_of, is_traceless
 from nodeagent.host.group_context import GroupContext
 from nodeagent.host.outbox import Outbox
@@ -66,7 +66,7 @@ class TallyMachine(StateMachine):
         self.state = state
 
     @property
-    def seen(self) -> int:
+    def applied_index(self) -> int:
         return self.state.applied
 
     @property
@@ -102,10 +102,16 @@ class TallyMachine(StateMachine):
 
 class TallyReplica(Replica):
     def __init__(
-        self, group: GroupId, raft: Raft, desk: Desk, outbox: Outbox, state: Tally, new_id: Callable[[], str]
+        self,
+        group: GroupId,
+        raft: Raft,
+        effects: EffectQueue,
+        outbox: Outbox,
+        state: Tally,
+        new_id: Callable[[], str],
     ) -> None:
         self._machine = TallyMachine(group, state)
-        super().__init__(GroupContext(group, raft, desk, outbox), self._machine, new_id)
+        super().__init__(GroupContext(group, raft, effects, outbox), self._machine, new_id)
 
     @property
     def state(self) -> Tally:
@@ -118,7 +124,7 @@ class Groups:
     no_room = ""
 
     def __init__(self, owner: Owner, rng: random.Random, now: int, settings: RaftSettings) -> None:
-        self.desk = Desk(now, 0, owner)
+        self.effects = EffectQueue(now, 0, owner)
         self.outbox = Outbox()
         self.data: dict[GroupId, TallyReplica] = {}
         self.damaged: dict[GroupId, str] = {}
@@ -133,7 +139,7 @@ class Groups:
 
     def reopen(self, group: GroupId, found: GroupLog, payload: bytes | None) -> None:
         """Reopen a replica as a starting host does."""
-        fault = fault_of(group, found, payload, self.desk.owner)
+        fault = fault_of(group, found, payload, self.effects.owner)
         if fault:
             self.damaged.setdefault(group, fault)
         if group in self.damaged or payload is None:
@@ -151,11 +157,11 @@ class Groups:
         replica.checkpoints.continue_from(saved.base.checkpoint)
 
     def _add(self, group: GroupId, log: RaftLog, hard: HardState, state: Tally) -> TallyReplica:
-        node = self.desk.owner.node
-        raft = Raft(node, log, hard, self._settings, self._rng.random, self.desk.now, state.applied)
-        raft.room = self.desk.space.room
+        node = self.effects.owner.node
+        raft = Raft(node, log, hard, self._settings, self._rng.random, self.effects.now, state.applied)
+        raft.room = self.effects.space.room
         replica = self.data[group] = TallyReplica(
-            group, raft, self.desk, self.outbox, state, lambda: f"{self._rng.getrandbits(128):032x}"
+            group, raft, self.effects, self.outbox, state, lambda: f"{self._rng.getrandbits(128):032x}"
         )
         return replica
 
@@ -165,7 +171,7 @@ class Groups:
             return
         self._busy.add(group)
         base = Base(0, 0, config, checkpoint=1)
-        payload = Saved(base, msgspec.msgpack.encode(Tally()), group=group, owner=self.desk.owner)
+        payload = Saved(base, msgspec.msgpack.encode(Tally()), group=group, owner=self.effects.owner)
 
         def created(result: JobResult) -> None:
             self._busy.discard(group)
@@ -173,15 +179,15 @@ class Groups:
                 return
             replica = self._add(group, RaftLog(base, []), self.left.pop(group, HardState()), Tally())
             replica.checkpoints.continue_from(base.checkpoint)
-            replica.condition.founding = True
+            replica.condition.is_unlogged = True
 
             def durable() -> None:
-                replica.condition.founding = False
+                replica.condition.is_unlogged = False
                 founded()
 
             self.outbox.persist(group, replica.first_records(), durable)
 
-        self.desk.job(SaveCheckpoint(group, msgspec.msgpack.encode(payload)), created)
+        self.effects.job(SaveCheckpoint(group, msgspec.msgpack.encode(payload)), created)
 
     def remove(self, group: GroupId) -> None:
         """Forget the group and delete its files; it may be created again with an empty log."""
@@ -196,45 +202,45 @@ class Groups:
 
     def _drop(self, group: GroupId) -> None:
         self._busy.add(group)
-        self.desk.remove(RemoveGroup(group), lambda: self._busy.discard(group))
+        self.effects.remove(RemoveGroup(group), lambda: self._busy.discard(group))
 
     # --- events ------------------------------------------------------------------------------------
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
-        self.desk.now = now
+        self.effects.now = now
         for routed in messages:
             replica = self.data.get(routed.group)
             if replica is not None:
                 replica.step(sender, routed.message)
 
     def on_persisted(self, batch: int, now: int) -> None:
-        self.desk.now = now
+        self.effects.now = now
         self.outbox.completed(batch)
 
     def on_job(self, number: int, result: JobResult, now: int) -> None:
-        self.desk.now = now
-        self.desk.on_job(number, result)
+        self.effects.now = now
+        self.effects.on_job(number, result)
 
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
-        self.desk.now = now
-        self.desk.on_reply(call, reply)
+        self.effects.now = now
+        self.effects.on_reply(call, reply)
 
     def on_snapshots_expired(self, names: Collection[str], now: int) -> None:
-        self.desk.now = now
+        self.effects.now = now
         for replica in self.data.values():
             replica.snapshots.on_expired(names)
 
     def on_disk(self, free: int, total: int, now: int) -> None:
-        self.desk.now = now
-        self.desk.space.measured(free, total, 0)
+        self.effects.now = now
+        self.effects.space.measured(free, total, 0)
         for replica in self.data.values():
-            replica.raft.room = self.desk.space.room
+            replica.raft.room = self.effects.space.room
 
     def tick(self, now: int, wall: int) -> None:
-        self.desk.now = now
+        self.effects.now = now
         for replica in self.data.values():
             replica.tick()
-        self.desk.fire()
+        self.effects.fire()
         if now >= self._house_at:
             self._house_at = now + max(HOUSE_MS, self._settings.heartbeat_ms // 2)
             for replica in self.data.values():
@@ -244,8 +250,8 @@ class Groups:
 
     def deadline(self) -> int:
         due = [self._house_at, *(r.raft.deadline() for r in self.data.values())]
-        if self.desk.deadline is not None:
-            due.append(self.desk.deadline)
+        if self.effects.deadline is not None:
+            due.append(self.effects.deadline)
         return min(due)
 
     def take(self) -> Effects:
@@ -253,22 +259,22 @@ class Groups:
         for _ in range(16):
             if not any([r.drain(budget) for r in self.data.values() if r.raft.stirred]):
                 break
-        desk = self.desk
-        effects = Effects(
+        effects = self.effects
+        out = Effects(
             self.outbox.take_persist(),
             self.outbox.take_sends(),
-            desk.replies,
-            desk.jobs,
-            desk.calls,
-            desk.notes,
+            effects.replies,
+            effects.jobs,
+            effects.calls,
+            effects.notes,
         )
-        desk.replies, desk.jobs, desk.calls, desk.notes = [], [], [], []
-        return effects
+        effects.replies, effects.jobs, effects.calls, effects.notes = [], [], [], []
+        return out
 
     @property
     def idle(self) -> bool:
-        desk = self.desk
-        if desk.replies or desk.jobs or desk.calls or not self.outbox.idle:
+        effects = self.effects
+        if effects.replies or effects.jobs or effects.calls or not self.outbox.idle:
             return False
         return not any(r.raft.has_ready for r in self.data.values() if r.raft.stirred)
 
@@ -309,12 +315,12 @@ class GroupNode(Machine):
     def create(self, group: GroupId, config: Config) -> None:
         """Create a replica, unless it exists or existed and was lost."""
         if self.alive and group not in self.founded:
-            self.host.desk.now = self.now
+            self.host.effects.now = self.now
             self.host.create(group, config, lambda: self.founded.add(group))
             self.wake()
 
     def remove(self, group: GroupId) -> None:
-        self.host.desk.now = self.now
+        self.host.effects.now = self.now
         self.founded.discard(group)
         self.host.remove(group)
         self.wake()
@@ -347,7 +353,7 @@ class GroupNode(Machine):
         if replica is None:
             answer(ErrorReply("not_leader", f"{self.node} does not hold {group}"))
             return []
-        self.host.desk.now = self.now
+        self.host.effects.now = self.now
         token = self.token(answer)
         marks = [f"{self.node}.{self.life}.{token}.{n}" for n in numbers]
         replica.propose([_encode_count(Count(who, n, m)) for n, m in zip(numbers, marks, strict=True)], token)
@@ -360,6 +366,6 @@ class GroupNode(Machine):
         if replica is None:
             answer(None)
             return
-        self.host.desk.now = self.now
+        self.host.effects.now = self.now
         replica.read(lambda: answer(replica.state.numbers.get(who, 0)), lambda why: answer(None))
         self.wake()

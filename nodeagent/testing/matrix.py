@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Operation
-from nodeagent.scaling.holds import POINTS
+from nodeagent.scaling.failpoints import POINTS
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.scenario import Scenario

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from nodeagent.data.checkpoint import decode_checkpoint
-from nodeagent.host.context import Life
+from nodeagent.host.context import NodeRun
 from nodeagent.host.found import fault_of, is_traceless, lost_meta, unsaid
 from nodeagent.host.host import Host
 from nodeagent.host.opening import Held, open_host
@@ -20,9 +20,9 @@ from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import Damaged
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, GroupId, NodeId, Owner
+from nodeagent.model.membership import MembershipStatus
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import CheckStatus, Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
-from nodeagent.model.standing import Standing
 from nodeagent.testing.machine import Machine
 from nodeagent.testing.sim import Sim
 
@@ -51,7 +51,7 @@ class SimNode(Machine):
         faults = [f for g, (log, payload) in groups.items() if (f := fault_of(g, log, payload, owner))]
         assert self.lossy or not (damaged or faults), (self.node, damaged, faults)
         self._sweep({} if damaged else groups, owner)
-        life = Life(
+        life = NodeRun(
             self.config,
             self.incarnation,
             random.Random(self.sim.rng.getrandbits(64)),
@@ -70,10 +70,10 @@ class SimNode(Machine):
             left=recovered.left,
         )
         self.host = open_host(life, held)
-        unexplained = self.host.replicas.damaged.keys() - set(self.host.replicas.unsettled)
+        unexplained = self.host.replicas.damaged.keys() - set(self.host.replicas.awaiting_meta_state)
         assert self.lossy or recovered.damaged or not unexplained, self.host.replicas.damaged
-        self.host.operations.hold_points.may_set = True
-        self.host.operations.hold_points.set(self.holds)
+        self.host.operations.failpoints.may_set = True
+        self.host.operations.failpoints.set(self.holds)
         self.sim.note(f"{self.node} starts, life {self.life}, groups {sorted(self.host.replicas.data)}")
 
     def _found(self, recovered: Recovered) -> "tuple[dict[str, tuple[_Found, bytes | None]], list[Damage]]":
@@ -134,31 +134,33 @@ class SimNode(Machine):
 
     # --- arrivals ----------------------------------------------------------------------------------
 
-    def _standing(self, peer: NodeId) -> Standing:
+    def _standing(self, peer: NodeId) -> MembershipStatus:
         """The membership status of `peer` by its current incarnation; clients are always accepted."""
         source = self.sim.nodes.get(peer)
         if source is None:
-            return Standing.MEMBER
+            return MembershipStatus.MEMBER
         own = source.identity
         self.host.peers.starts.meet(source.incarnation, peer, own.start, own.nonces)
         self.host.peers.levels.meet(source.incarnation, source.build.levels)
         standing = self.host.standing(peer, source.incarnation, self.now)
         is_retired = source.incarnation in self.host.cluster.meta.image.retired
-        assert not (is_retired and standing is Standing.MEMBER), f"S13: {peer} was retired and is accepted"
-        if standing is Standing.UNKNOWN:
+        assert not (is_retired and standing is MembershipStatus.MEMBER), (
+            f"S13: {peer} was retired and is accepted"
+        )
+        if standing is MembershipStatus.UNKNOWN:
             self.sim.unknown += 1
             self.wake()
         return standing
 
     def on_raft(self, sender: NodeId, messages: list[Routed]) -> None:
         standing = self._standing(sender)
-        if standing is Standing.RETIRED:
+        if standing is MembershipStatus.RETIRED:
             why = f"the incarnation of {sender} was retired"
             self.sim.carry(self.node, sender, lambda n: n.host.on_retired(why, n.now))
-        elif standing is Standing.OLDER:
+        elif standing is MembershipStatus.OLDER:
             older = self.host.peers.starts.older[self.sim.nodes[sender].incarnation]
             self.sim.carry(self.node, sender, lambda n: n.on_older_copy(older))
-        elif standing is Standing.MEMBER:
+        elif standing is MembershipStatus.MEMBER:
             self.host.on_raft(sender, messages, self.now)
             self.wake()
 
@@ -172,13 +174,13 @@ class SimNode(Machine):
 
     def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
         standing = self._standing(peer)
-        if standing is Standing.OLDER:
+        if standing is MembershipStatus.OLDER:
             answer(ErrorReply("forbidden", f"{peer} runs on an older copy of its directory"))
             return
-        if standing is Standing.RETIRED:
+        if standing is MembershipStatus.RETIRED:
             answer(ErrorReply("forbidden", f"the incarnation of {peer} was retired"))
             return
-        if standing is Standing.UNKNOWN and not isinstance(request, CheckStatus):
+        if standing is MembershipStatus.UNKNOWN and not isinstance(request, CheckStatus):
             answer(ErrorReply("unavailable", f"{peer} is not known here"))
             return
         if isinstance(request, GetStatus):

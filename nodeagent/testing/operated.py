@@ -11,7 +11,7 @@ from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import from_slots
-from nodeagent.partition.recovery import heir_of
+from nodeagent.partition.recovery import recovery_leader_of
 from nodeagent.scaling.groups import op_number
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.sim import CLIENT
@@ -37,7 +37,11 @@ class OperatedCluster(SimulatedCluster):
                 return
             assert isinstance(reply, ErrorReply), reply
             early = any(why in reply.what for why in ("is not dead", "no live quorum"))
-            if isinstance(request, q.Steer) and reply.code in ("refused", "not_found") and not early:
+            if (
+                isinstance(request, q.ControlOperation)
+                and reply.code in ("refused", "not_found")
+                and not early
+            ):
                 got.append(reply)
                 return
             if reply.code == "busy" and isinstance(request, q.BeginChange):
@@ -167,10 +171,12 @@ class OperatedCluster(SimulatedCluster):
         lost: set[tuple[str, int, int]] = set()
         for group, left in meta.recovery.lost(nodes).items():
             said = {n: self.sim.nodes[n].host.status.of_node(0, 0).groups for n in left}
-            heirs.append(heir_of(group, {n: next(g for g in said[n] if g.group == group) for n in left}))
+            heirs.append(
+                recovery_leader_of(group, {n: next(g for g in said[n] if g.group == group) for n in left})
+            )
             lost |= self._lost(group, self.sim.nodes[heirs[-1].head], list(nodes))
         gone = self.history.lose(sorted(lost))
-        self.request(q.GiveUp(nodes, tuple(heirs), meta.placement.version, "sim"), q.Accepted)
+        self.request(q.ForceRecover(nodes, tuple(heirs), meta.placement.version, "sim"), q.Accepted)
         return gone
 
     def _lost(self, group: str, head: SimNode, dead: list[str]) -> set[tuple[str, int, int]]:

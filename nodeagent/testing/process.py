@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.log import Log, LogSettings, Recovered
 from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, NodeFile, begin_start, known_identity
 from nodeagent.model.disk import Disk

@@ -6,7 +6,7 @@ A turn is checked before its effects are sent, and only what it changed is check
 from bisect import bisect_left
 from typing import Any
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.host.replica import Replica
 from nodeagent.model.entries import Config, Entry, EntryKind
 from nodeagent.model.ids import GroupId, NodeId
@@ -128,7 +128,7 @@ class RaftSafety:
                 self._leads(node, replica)
             if replica.raft.commit >= len(self.committed.get(replica.group, ())):
                 self._commits(node, replica)
-            if replica.seen > checked.get(replica.group, 0):
+            if replica.applied_index > checked.get(replica.group, 0):
                 self._same_entries(node, replica, checked)
 
     def _marks_of(self, node: Machine) -> dict[GroupId, Any]:
@@ -294,7 +294,7 @@ class RaftSafety:
         if replica.rebasing:
             return  # the state is already the snapshot's, the log still the old one
         group, log = replica.group, replica.raft.log
-        last = min(replica.seen, log.last_index)
+        last = min(replica.applied_index, log.last_index)
         first = max(checked.get(group, 0) + 1, log.first_index)
         checked[group] = max(last, checked.get(group, 0))
         if first <= last:
@@ -307,8 +307,10 @@ class RaftSafety:
                 assert same, f"S4: {node.node} applied {entry} at {group}/{index}, other nodes {known}"
         digest = getattr(getattr(replica, "state", None), "digest", None)
         if digest is not None:
-            known_digest = self._digests.setdefault((group, replica.seen), digest)
-            assert known_digest == digest, f"S16: {node.node} has a different state at {group}/{replica.seen}"
+            known_digest = self._digests.setdefault((group, replica.applied_index), digest)
+            assert known_digest == digest, (
+                f"S16: {node.node} has a different state at {group}/{replica.applied_index}"
+            )
 
     def forget(self, group: GroupId, log: RaftLog, lost: list[NodeId]) -> dict[int, Entry]:
         """Continue the group with `log` and without the nodes `lost`; returns the applied entries not in
@@ -342,6 +344,6 @@ def _mark(replica: Replica) -> tuple[object, ...]:
         log.last_term,
         log.base,
         log.config_index,
-        replica.seen,
+        replica.applied_index,
         replica.rebasing,
     )

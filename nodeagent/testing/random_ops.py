@@ -22,7 +22,7 @@ from nodeagent.testing.machine import CLEAN_MS
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.replay import replayable
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.workload import PLAIN_HABITS, Habits
+from nodeagent.testing.workload import PLAIN_HABITS, WriteProfile
 
 OPERATIONS = 10
 GRAVE_MS = 3_000
@@ -32,7 +32,7 @@ ENDED = ("DONE", "CANCELLED")
 
 
 class Outcome(msgspec.Struct):
-    """Evidence of one run."""
+    """ProgressReport of one run."""
 
     seed: int
     operations: list[str]
@@ -53,7 +53,7 @@ class RandomOps(Scenario):
         groups: int = 4,
         replicas: int = 3,
         operations: int = OPERATIONS,
-        habits: Habits = PLAIN_HABITS,
+        habits: WriteProfile = PLAIN_HABITS,
     ) -> None:
         super().__init__(
             seed, nodes=nodes, slots=slots, groups=groups, spares=3, replicas=replicas, habits=habits
@@ -116,12 +116,12 @@ class RandomOps(Scenario):
                 self.harass(self._names(), operation)
             case "pause":
                 self.sim.pause(rng.randint(0, 600))
-                self.request(q.Steer(operation, "pause", "sim"), OperationReply)
+                self.request(q.ControlOperation(operation, "pause", "sim"), OperationReply)
                 self.sim.pause(rng.randint(0, 3_000))
                 if may_cancel and rng.random() < 0.5:
-                    self.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+                    self.request(q.ControlOperation(operation, "cancel", "sim"), OperationReply)
                 self.sim.pause(self.grave_ms)  # else a duplicate of the pause may arrive after the resume
-                self.request(q.Steer(operation, "resume", "sim"), OperationReply)
+                self.request(q.ControlOperation(operation, "resume", "sim"), OperationReply)
                 return self.finish(operation, cancelled=may_cancel)
             case "cancel":
                 return self.maybe_cancel(operation)
@@ -180,7 +180,7 @@ class RandomOps(Scenario):
         """Restart a node as a service manager does: it transfers its leaderships, ends, and starts again."""
         node = self.sim.nodes[self.sim.rng.choice(self._names())]
         began = self.sim.now
-        while node.alive and node.host.hand_over(self.sim.now) and self.sim.now - began < 2_000:
+        while node.alive and node.host.transfer_leadership(self.sim.now) and self.sim.now - began < 2_000:
             node.wake()
             self.sim.pause(20)
         self.kill(node.node, self.sim.rng.randint(50, 1_500), power=False)

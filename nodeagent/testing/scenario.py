@@ -105,7 +105,7 @@ class Scenario(OperatedCluster):
         self.sim.pause(rng.randint(0, 400))
         if rng.random() < 0.3:
             self.kill(rng.choice(list(self.sim.nodes)), rng.randint(50, 2000), power=True)
-        self.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+        self.request(q.ControlOperation(operation, "cancel", "sim"), OperationReply)
         return self.finish(operation, cancelled=True)
 
     def add_plainly(self, newcomer: str) -> None:
@@ -159,12 +159,12 @@ class Scenario(OperatedCluster):
             not r.state.rows.slot_of
             and not r.state.closes.pending
             and not r.state.adoptions.waiting
-            and not r.state.compactions.under_way
+            and not r.state.compactions.active
             and not r.removals.is_pending
             and not (r.leads and r.state.files.changed)
             and not any(f.partition.storage_group == EXPIRING for f in r.state.files.manifest.files())
             and not r.state.slots.sealed
-            and r.seen == r.raft.log.last_index == r.raft.commit
+            and r.applied_index == r.raft.log.last_index == r.raft.commit
             for n in self._members()
             for r in n.host.replicas.data.values()
         )

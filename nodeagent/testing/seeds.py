@@ -5,7 +5,16 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from nodeagent.testing import alone, client_run, cluster_swarm, files_swarm, log_swarm, scenario, swarm, walks
+from nodeagent.testing import (
+    client_run,
+    cluster_swarm,
+    files_swarm,
+    log_swarm,
+    scenario,
+    single_node,
+    swarm,
+    walks,
+)
 
 Runs = Mapping[str, tuple[Callable[[int], msgspec.Struct], int]]
 """By name of a world: the function that runs one of its seeds, and the number of seeds."""
@@ -15,7 +24,7 @@ SMALL: Runs = {
     "files": (files_swarm.run, 2),
     "walks": (walks.run, 1),
     "groups": (swarm.run, 4),
-    "alone": (alone.run, 1),
+    "alone": (single_node.run, 1),
 }
 WHOLE: tuple[Runs, ...] = (
     {"cluster_swarm": (cluster_swarm.run, 1)},

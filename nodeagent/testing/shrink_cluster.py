@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.testing.cluster_plan import BURST_MS_MIN, Plan
 from nodeagent.testing.cluster_script import ClusterScript
 from nodeagent.testing.cluster_swarm import ClusterSwarm

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings, NodeConfig
 from nodeagent.model.operation import Operation
@@ -11,7 +11,7 @@ from nodeagent.testing.node import SimNode, configs
 from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.readers import Reader
 from nodeagent.testing.sim import Sim
-from nodeagent.testing.workload import PLAIN_HABITS, Habits, History, View
+from nodeagent.testing.workload import PLAIN_HABITS, History, View, WriteProfile
 from nodeagent.testing.writers import ExpiringWriter, Widener, Writer
 
 LIMIT_MS = 120_000
@@ -32,7 +32,7 @@ class SimulatedCluster:
         groups: int = 6,
         spares: int = 2,
         replicas: int = 3,
-        habits: Habits = PLAIN_HABITS,
+        habits: WriteProfile = PLAIN_HABITS,
     ) -> None:
         self.sim: Sim[SimNode] = Sim(seed)
         self.seed = seed
@@ -117,7 +117,7 @@ class SimulatedCluster:
         for node in self.sim.nodes.values():
             node.holds = points
             if node.alive:
-                assert node.host.operations.hold_points.set(points) is None
+                assert node.host.operations.failpoints.set(points) is None
                 node.wake()
 
     def kill(self, node: str, back_after_ms: int, *, power: bool) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.model.entries import Config, EntryKind
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
@@ -115,7 +115,7 @@ class Swarm:
                 self.odd[event] += 1
         for replica in node.replicas():
             key = (node.node, node.life, replica.group)
-            log, seen = replica.raft.log, replica.seen
+            log, seen = replica.raft.log, replica.applied_index
             self.odd["suffix cut off"] += log.last_index < self._last.get(key, 0)
             self._last[key] = log.last_index
             first = max(self._seen.get(key, 0), log.base.index) + 1
@@ -203,7 +203,7 @@ class Swarm:
             if node.node in config.members or replica is None or replica.installing or replica.rebasing:
                 continue
             if (
-                replica.condition.founding
+                replica.condition.is_unlogged
                 or (group, node.node) not in self.left
                 or "member" not in self.plan.kinds
             ):
@@ -334,7 +334,11 @@ class Swarm:
             members = self._members(group)
             if len(members) < len(wanted):
                 return f"{group}: only {[n.node for n in members]} of {wanted} run"
-            behind = {n.node: n.host.data[group].seen for n in members if n.host.data[group].seen != last}
+            behind = {
+                n.node: n.host.data[group].applied_index
+                for n in members
+                if n.host.data[group].applied_index != last
+            }
             if behind:
                 return f"{group}: {behind} applied, {last} committed"
         waiting = {n.node: n.unanswered for n in self.alive() if n.unanswered}

@@ -21,8 +21,8 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import GroupChange, Ranges, SlotMove
 from nodeagent.raft import Raft
 from nodeagent.testing.exhaustive.explore import Broken
-from nodeagent.testing.exhaustive.handover_world import HandoverWorld
-from nodeagent.testing.exhaustive.migration import HandoverBounds
+from nodeagent.testing.exhaustive.migration import MigrationBounds
+from nodeagent.testing.exhaustive.migration_world import MigrationWorld
 from nodeagent.testing.exhaustive.raft_group import RaftBounds
 from nodeagent.testing.exhaustive.raft_member import Member
 from nodeagent.testing.exhaustive.raft_world import RaftWorld, plenty
@@ -290,7 +290,7 @@ def _moves(rng: random.Random) -> tuple[dict[GroupId, Ranges], list[SlotMove], l
 def slots_walk(rng: random.Random) -> list[Event]:
     """Walk through a slot migration; raises `Broken` if an invariant breaks."""
     owners, moves, members = _moves(rng)
-    bounds = HandoverBounds(
+    bounds = MigrationBounds(
         writes=rng.choice([0, 2, 6]),
         deletes=rng.choice([0, 1, 3]),
         spoiled=rng.choice([0, 0, 0, 1]),
@@ -299,7 +299,7 @@ def slots_walk(rng: random.Random) -> list[Event]:
         cancels=rng.choice([0, 0, 1]),
         changes=rng.choice([0, 1, 1, 2]),
     )
-    world = HandoverWorld(owners, moves, bounds, members)
+    world = MigrationWorld(owners, moves, bounds, members)
     weights = {
         verb: rng.choice([0.05, 0.3, 1, 5])
         for verb in (
@@ -319,8 +319,8 @@ def slots_walk(rng: random.Random) -> list[Event]:
 
 
 def _next(
-    rng: random.Random, world: HandoverWorld, weights: Mapping[str, float], events: list[Event]
-) -> HandoverWorld | None:
+    rng: random.Random, world: MigrationWorld, weights: Mapping[str, float], events: list[Event]
+) -> MigrationWorld | None:
     """The world after an event that changes something; None if there is no such event."""
     ahead = world.events()
     by_chance = sorted(ahead, key=lambda e: rng.random() ** (1 / weights[e.partition(" ")[0]]), reverse=True)

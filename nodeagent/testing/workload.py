@@ -30,7 +30,7 @@ EXPIRING = "root.expiring"
 TTL_MS = 6_000
 
 
-class Habits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class WriteProfile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How the writers of a run write."""
 
     rows: int = 1
@@ -46,7 +46,7 @@ class Habits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """Number of concurrent writers."""
 
 
-PLAIN_HABITS = Habits()
+PLAIN_HABITS = WriteProfile()
 
 
 def field_of(number: int) -> str:
@@ -164,7 +164,7 @@ class View:
         if self.meta is None:
             return None
         header = next(h for a, b, h in self.meta.owners if a <= slot < b)
-        record = next((g for g in self.meta.groups if g.header == header and not g.dissolving), None)
+        record = next((g for g in self.meta.groups if g.owner == header and not g.dissolving), None)
         return (record.group, record.members) if record else None
 
     def target(self, group: GroupId, members: tuple[NodeId, ...]) -> NodeId:

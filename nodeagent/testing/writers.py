@@ -18,9 +18,9 @@ from nodeagent.testing.workload import (
     RETRY_MS,
     TABLE,
     Cell,
-    Habits,
     History,
     View,
+    WriteProfile,
     schema_of,
 )
 
@@ -54,7 +54,7 @@ class Writer:
         view: View,
         history: History,
         groups: list[str],
-        habits: Habits = PLAIN_HABITS,
+        habits: WriteProfile = PLAIN_HABITS,
     ) -> None:
         self.sim = sim
         self.name = name

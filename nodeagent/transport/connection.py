@@ -27,12 +27,12 @@ from nodeagent.model.errors import (
 from nodeagent.model.limits import FRAME_BYTES_MAX, MIB, REQUESTS_PER_CONNECTION_MAX
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import ErrorReply, Hello, Reply, Request
+from nodeagent.transport.connection_limits import ConnectionLimits
 from nodeagent.transport.frame_deadline import FrameDeadline
 from nodeagent.transport.handler import Handler
 from nodeagent.transport.hello import check_hello
 from nodeagent.transport.outbox import Outbox
 from nodeagent.transport.pending import OnReply, Pending
-from nodeagent.transport.places import Places
 from nodeagent.transport.secure import Secure
 from nodeagent.transport.sockets import address_text, is_loopback, tune
 from nodeagent.transport.tls import PeerName, explain, peer_name
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         dialled: bool,
         context: ssl.SSLContext | None,
         expect: str = "",
-        places: Places | None = None,
+        places: ConnectionLimits | None = None,
     ) -> None:
         self._places = places
         self._handler = handler

@@ -5,8 +5,8 @@ import ssl
 
 from nodeagent.model.errors import Unavailable
 from nodeagent.transport.connection import Connection
+from nodeagent.transport.connection_limits import ConnectionLimits
 from nodeagent.transport.handler import Handler
-from nodeagent.transport.places import Places
 from nodeagent.transport.sockets import reason_of
 
 
@@ -51,7 +51,7 @@ class Listener:
         self._handler = handler
         self._context = context
         self._server: asyncio.Server | None = None
-        self.connections = Places()
+        self.connections = ConnectionLimits()
 
     async def start(self, host: str, port: int) -> None:
         """Raises `OSError` if the address cannot be bound."""

@@ -12,7 +12,7 @@ from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import FrameError, InvalidInput
 from nodeagent.model.limits import FRAME_BYTES_MAX, NAME_BYTES_MAX
 from nodeagent.model.raft_messages import Routed
-from nodeagent.model.requests import BeginChange, DeleteRows, GiveUp, Hello, Reply, Request, Write
+from nodeagent.model.requests import BeginChange, DeleteRows, ForceRecover, Hello, Reply, Request, Write
 from nodeagent.wire.frames import HEAD, LENGTH, NUMBERED_HEAD, Frame, Kind
 
 _T = TypeVar("_T")
@@ -93,8 +93,8 @@ def _check_change(request: BeginChange) -> None:
         raise InvalidInput(f"the depth has {len(options.depth)} characters")
 
 
-def _check_heirs(request: GiveUp) -> None:
-    for heir in request.heirs:  # leave room for later terms
+def _check_leaders(request: ForceRecover) -> None:
+    for heir in request.leaders:  # leave room for later terms
         bounds.check_range("term", heir.term, 0, bounds.TERM_MAX // 2)
 
 
@@ -102,7 +102,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Write: _check_rows,
     DeleteRows: _check_rows,
     BeginChange: _check_change,
-    GiveUp: _check_heirs,
+    ForceRecover: _check_leaders,
 }
 """Range checks of the requests whose values are stored unchanged."""
 

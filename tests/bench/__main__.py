@@ -10,6 +10,7 @@ import msgspec
 from iotctl.output.table import Table
 from tests.bench import (
     commits,
+    during_changes,
     ingest,
     large,
     migrate,
@@ -19,7 +20,6 @@ from tests.bench import (
     ssh,
     stall,
     startup,
-    under_way,
 )
 from tests.bench.figures import Report, number
 
@@ -35,7 +35,7 @@ def main() -> int:
         "commits": lambda: commits.run(quick=options.quick),
         "ingest": lambda: ingest.run(seconds=options.seconds, nodes=options.nodes),
         "migrate": lambda: migrate.run(quick=options.quick),
-        "change": lambda: under_way.run(quick=options.quick),
+        "change": lambda: during_changes.run(quick=options.quick),
         "auto": lambda: saturated.run(quick=options.quick),
         "rolling": lambda: rolling.run(quick=options.quick),
         "ssh": lambda: ssh.run(quick=options.quick),

@@ -16,7 +16,7 @@ from nodeagent.client.identity import identity_in
 from nodeagent.client.spec import ClusterSpec, Endpoint
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import NodeAgentError
-from nodeagent.model.ids import META, GroupId, NodeId, header_of
+from nodeagent.model.ids import META, GroupId, NodeId, owner_of
 from nodeagent.model.requests import GroupStatus, NodeStatus
 
 READY_S = 90.0
@@ -54,7 +54,7 @@ class Agents:
                 if (
                     len(groups) == nodes
                     and META in leaders
-                    and all(leaders[g] == header_of(g) for g in groups)
+                    and all(leaders[g] == owner_of(g) for g in groups)
                 ):
                     return leaders
             time.sleep(0.2)

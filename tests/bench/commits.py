@@ -13,8 +13,8 @@ from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.requests import Accepted, Propose, Reply
 from nodeagent.transport.connection import Connection
 from tests.bench.agents import fleet_of
-from tests.bench.asking import connection_to
 from tests.bench.figures import Figure, Report, of, percentile
+from tests.bench.minimal_client import connection_to
 
 NODES = 3
 PAYLOAD_BYTES = 128

@@ -38,7 +38,7 @@ SHARE_MIN = 30.0
 OPERATION_S = 600.0
 CLOSE_S = 900.0
 COPIES = 3
-_STAGES = (Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING)
+_STAGES = (Stage.SEALED, Stage.OPEN, Stage.RECONFIGURING, Stage.COPYING)
 
 
 def run(*, quick: bool) -> Report:

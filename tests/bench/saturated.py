@@ -18,10 +18,10 @@ from nodeagent.client.cluster import Cluster
 from nodeagent.client.spec import ClusterSpec
 from nodeagent.model.errors import NodeAgentError
 from tests.bench.agents import fleet_of
+from tests.bench.during_changes import change
 from tests.bench.figures import Figure, Report, of, percentile
 from tests.bench.migrate import add_request, fill, first_status, start_node
 from tests.bench.registers import FIELDS, TABLE, TIME_MS, Stream, streams_of
-from tests.bench.under_way import change
 
 NODES = 5
 STORED_MIB = 200

@@ -16,7 +16,7 @@ from nodeagent.client.spec import ClusterSpec
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import ErrorReply, OpenSession, Reply, SessionOpened, Write, Written
 from nodeagent.transport.connection import Connection
-from tests.bench.asking import connection_to
+from tests.bench.minimal_client import connection_to
 from tests.bench.walks import TABLE, Source, sources
 
 TIMEOUT_S = 60.0
@@ -150,7 +150,7 @@ class _Writer:
             schema_version=1,
             session=lane.session,
             sequence=sequence,
-            settled=min(under_way) - 1,
+            acknowledged_through=min(under_way) - 1,
             table_version=1,
             ipc=ipc,
         )
@@ -179,7 +179,7 @@ class _Writer:
 async def _write(spec: ClusterSpec, load: Load, leaders: dict[GroupId, NodeId]) -> WriteCount:
     async with await Cluster.connect(spec) as cluster:
         view = await cluster.meta(strong=True)
-    by_header = {g.header: g.group for g in view.groups if not g.dissolving}
+    by_owner = {g.owner: g.group for g in view.groups if not g.dissolving}
     own: dict[GroupId, list[Source]] = {}
     for source in sources(
         view.settings,
@@ -190,7 +190,7 @@ async def _write(spec: ClusterSpec, load: Load, leaders: dict[GroupId, NodeId]) 
         partitions=load.partitions,
     ):
         header = next(h for a, b, h in view.owners if a <= source.slot < b)
-        own.setdefault(by_header[header], []).append(source)
+        own.setdefault(by_owner[header], []).append(source)
     connections = {node: await connection_to(spec, node) for node in set(leaders.values())}
     lanes = []
     try:

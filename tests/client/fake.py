@@ -33,11 +33,11 @@ from nodeagent.model.operation import Operation, Options, SealResult, SlotMove, 
 from nodeagent.model.requests import (
     Accepted,
     BeginChange,
+    ControlOperation,
     DeleteRows,
     GetMeta,
     GetStatus,
     GroupRecord,
-    Handover,
     ListPartitions,
     MetaView,
     NodeRecord,
@@ -46,6 +46,7 @@ from nodeagent.model.requests import (
     OperationReply,
     PartitionInfo,
     PartitionsListed,
+    PendingSlots,
     ProbeGroup,
     PutSchema,
     Reply,
@@ -54,7 +55,6 @@ from nodeagent.model.requests import (
     ScanRows,
     SchemaInForce,
     SessionOpened,
-    Steer,
     Write,
     Written,
 )
@@ -101,7 +101,7 @@ class Group:
     sessions: Sessions = field(default_factory=Sessions)
     rows: list[Applied] = field(default_factory=list)
     tombstones: list[Tombstone] = field(default_factory=list)
-    handovers: dict[int, Handover] = field(default_factory=dict)
+    handovers: dict[int, PendingSlots] = field(default_factory=dict)
     """slot -> the holder of its older rows"""
 
     @property
@@ -151,7 +151,7 @@ class FakeCluster:
             members = tuple(NODES[(i + k) % len(NODES)] for k in range(3))
             record = GroupRecord(f"{node}.1", node, members, members)
             self.groups[record.group] = Group(record, node, set(range(i * per_node, (i + 1) * per_node)))
-        self.owner = {s: g.record.header for g in self.groups.values() for s in g.slots}
+        self.owner = {s: g.record.owner for g in self.groups.values() for s in g.slots}
         self.version = 1
         self.applied = 1
         self.views: list[MetaView] = [self._make_view()]
@@ -226,7 +226,7 @@ class FakeCluster:
                 stale = not strong and target != NODES[0] and self._roll(self.faults.stale_meta)
                 view = self.views[-2] if stale and len(self.views) > 1 else self.views[-1]
                 return msgspec.structs.replace(view, node=target)
-            case PutSchema() | BeginChange() | Steer():
+            case PutSchema() | BeginChange() | ControlOperation():
                 if target != NODES[0]:
                     raise NotLeader("not the meta leader", leader=NODES[0])
                 return self._change(request)
@@ -246,7 +246,7 @@ class FakeCluster:
             case _:
                 raise AssertionError(request)
 
-    def _change(self, request: PutSchema | BeginChange | Steer) -> Reply:
+    def _change(self, request: PutSchema | BeginChange | ControlOperation) -> Reply:
         if isinstance(request, PutSchema):
             schema = request.schema
             if request.ttl_ms is not None:
@@ -292,8 +292,8 @@ class FakeCluster:
             raise SessionExpired(f"session {w.session} is not known to {group.name}")
         if (w.partition.storage_group, w.table) not in self.schemas:
             raise SchemaMismatch("not in use yet")
-        floor = max(group.sessions.floor(w.session, w.slot), w.settled)
-        if not group.sessions.take(w.session, w.slot, w.sequence, w.settled):
+        floor = max(group.sessions.floor(w.session, w.slot), w.acknowledged_through)
+        if not group.sessions.record(w.session, w.slot, w.sequence, w.acknowledged_through):
             return Written(0, duplicate=True)
         assert w.sequence <= floor + 1024, "the client stays within the window"
         index = group.next_index()
@@ -378,7 +378,7 @@ class FakeCluster:
         tombs = [t for t in group.tombstones if t.partition == partition]
         return merge(parts, tombs, r.spec.schema, r.spec)
 
-    def _handover(self, group: Group, slots: set[int]) -> tuple[Handover, ...]:
+    def _handover(self, group: Group, slots: set[int]) -> tuple[PendingSlots, ...]:
         found = {h.source: h for s, h in group.handovers.items() if s in slots}
         return tuple(found.values())
 
@@ -447,7 +447,7 @@ class FakeCluster:
             f"op-{self.version}", "move", "", "t", 0, self.version - 1, self.version, [move], [], Options()
         )
         self.operations.append(operation)
-        self.owner |= {s: b.record.header for s in slots}
+        self.owner |= {s: b.record.owner for s in slots}
         self.publish()
         return operation.id
 
@@ -464,11 +464,11 @@ class FakeCluster:
         op = self._operation(operation)
         (source, target), slots = self._ends(op), self._slots(op)
         op.stage = Stage.OPEN
-        target.sessions.admit([op.sealed[source.name].sessions], slots)
+        target.sessions.import_tables([op.sealed[source.name].sessions], slots)
         target.slots |= slots
         for s in slots:
             target.sealed.pop(s, None)
-            target.handovers[s] = Handover(
+            target.handovers[s] = PendingSlots(
                 operation, ranges.from_slots(slots), source.name, source.record.members
             )
         target.next_index()

@@ -49,8 +49,8 @@ def test_a_live_group_comes_before_a_dissolving_group_of_its_owner(first: bool) 
     others = tuple(g.record for g in fake.groups.values() if g.name != "node1.1")
     both = (gone, living) if first else (living, gone)
     routes = Routes(msgspec.structs.replace(fake.views[-1], groups=(*both, *others)))
-    assert routes.of_header("node1") == routes.group_of(0) == living
-    assert Routes(msgspec.structs.replace(fake.views[-1], groups=(gone, *others))).of_header("node1") == gone
+    assert routes.of_owner("node1") == routes.group_of(0) == living
+    assert Routes(msgspec.structs.replace(fake.views[-1], groups=(gone, *others))).of_owner("node1") == gone
 
 
 def test_slots_are_in_transition_until_their_target_group_serves_them() -> None:
@@ -73,7 +73,7 @@ def test_legs_are_a_partition_of_the_requested_slots() -> None:
     """Each wanted slot is in exactly one leg, and no other slot is."""
     routes = Routes(FakeCluster().views[-1])
     legs = routes.legs(mask_of([0, 3, 4, 15], SETTINGS.slots))
-    assert [(leg.group.header, leg.slots) for leg in legs] == [
+    assert [(leg.group.owner, leg.slots) for leg in legs] == [
         ("node1", ((0, 1), (3, 4))),
         ("node2", ((4, 5),)),
         ("node4", ((15, 16),)),
@@ -121,7 +121,7 @@ def test_acknowledged_through_is_the_highest_sequence_below_which_all_have_ended
             slot.open.add(sequence)
             if rng.random() < 0.6:
                 slot.finish(rng.choice(sorted(slot.open)))
-            assert slot.settled == min(slot.open, default=slot.next) - 1
+            assert slot.acknowledged_through == min(slot.open, default=slot.next) - 1
 
 
 def test_a_spec_is_picklable_and_hides_its_key() -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from nodeagent.client.cluster import Cluster
-from nodeagent.client.deadline import PATIENCE, Deadline
+from nodeagent.client.deadline import BUSY_TIMEOUTS_MAX, Deadline
 from nodeagent.client.sessions import WINDOW, Sessions
 from nodeagent.model.errors import (
     InvalidInput,
@@ -284,7 +284,7 @@ def test_a_write_follows_the_previous_group_s_hint() -> None:
         new = "node4.1" if old != "node4.1" else "node1.1"
         fake.groups[old].slots.discard(slot)
         fake.groups[new].slots.add(slot)
-        fake.owner[slot] = fake.groups[new].record.header
+        fake.owner[slot] = fake.groups[new].record.owner
         assert (await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))).rows == 1
         assert [r.group for _, r in fake.log if isinstance(r, OpenSession)] == [old, new]
 
@@ -358,7 +358,7 @@ def test_the_deadline_error_is_that_of_the_leader_without_room() -> None:
 
 @pytest.mark.parametrize(("busy_s", "at_work"), [(40.0, True), (1e9, True), (40.0, False)])
 def test_a_leader_that_flushes_rows_is_waited_for(busy_s: float, at_work: bool) -> None:
-    """For `PATIENCE` timeouts; the rows are sent to it alone, about once a second, and not if there is no
+    """For `BUSY_TIMEOUTS_MAX` timeouts; the rows are sent to it alone, about once a second, and not if there is no
     time left for its answer. A leader that is not busy is waited for one timeout only."""
 
     async def scenario() -> None:
@@ -380,14 +380,14 @@ def test_a_leader_that_flushes_rows_is_waited_for(busy_s: float, at_work: bool) 
             return await call(target, request, timeout_s)
 
         fake.call = pressed  # type: ignore[method-assign]
-        if at_work and busy_s < PATIENCE * 10:
+        if at_work and busy_s < BUSY_TIMEOUTS_MAX * 10:
             assert (await cluster.write(SG, TABLE, rows((0, "a", 2.0, None)))).rows == 1
             assert fake.times_applied(2.0) == 1
         else:
             with pytest.raises(Overloaded, match="wait for their files"):
                 await cluster.write(SG, TABLE, rows((0, "a", 2.0, None)))
             assert not fake.times_applied(2.0)
-        took_s, wanted_s = clock() - started, min(busy_s, PATIENCE * 10.0) if at_work else 10.0
+        took_s, wanted_s = clock() - started, min(busy_s, BUSY_TIMEOUTS_MAX * 10.0) if at_work else 10.0
         assert wanted_s - 2 < took_s < wanted_s + 2
         assert min(given_s) > (1.0 if at_work else 0.001)
         if at_work:
@@ -486,7 +486,7 @@ def test_at_most_half_the_window_is_in_flight_per_slot() -> None:
             report = await writer.drain()
         assert report.rows == count
         writes = [r for _, r in fake.log if isinstance(r, Write)]
-        assert all(r.sequence - r.settled <= WINDOW for r in writes)
+        assert all(r.sequence - r.acknowledged_through <= WINDOW for r in writes)
         assert sum(a.rows.num_rows for g in fake.groups.values() for a in g.rows) == count
 
     run(scenario())

@@ -23,7 +23,7 @@ from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import Operation, Stage
-from nodeagent.model.requests import SetHolds
+from nodeagent.model.requests import SetFailpoints
 from nodeagent.partition.ranges import to_slots
 from tests.cluster.world import World, copy_of, kill_session, until
 
@@ -73,7 +73,7 @@ class Case:
             return "a removal enters SEALED with its first entry"
         if self.role in ("iotctl", "Spark driver") and self.back == "late":
             return "the process that requested the change is never restarted"
-        if self.role == "Spark driver" and self.stage is not Stage.MOVING:
+        if self.role == "Spark driver" and self.stage is not Stage.COPYING:
             return "the job only takes part in the stage COPYING"
         return ""
 
@@ -108,7 +108,7 @@ class Fleet:
 
         def is_set(node: str) -> bool:
             try:
-                self.world.cluster.call(node, SetHolds(points), 5.0)
+                self.world.cluster.call(node, SetFailpoints(points), 5.0)
             except NodeAgentError:
                 return False
             return True

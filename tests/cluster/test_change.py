@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iotctl.observe.operations import steer
+from iotctl.observe.operations import control
 from nodeagent.model.operation import Operation, Stage
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import NONEMPTY_MIN, Said, World, gaining_members, kill_session, until
@@ -44,9 +44,9 @@ def added(make_world: MakeWorld) -> Iterator[Added]:
     operation = world.open_operation()
     # Paused until the rate is set: otherwise everything could be copied before the kill.
     assert world.iotctl("ops", "pause", operation.id).code == 0
-    world.wait_stage(operation.id, Stage.MOVING)
+    world.wait_stage(operation.id, Stage.COPYING)
     assert world.iotctl("ops", "set", operation.id, "--rate", SLOW).code == 0
-    steer(world.cluster, operation.id, "resume", "tester")
+    control(world.cluster, operation.id, "resume", "tester")
     driver = world.process("migrate", "--op", operation.id)
     killed = []
     assert iotctl.poll() is None, world.said_by(iotctl)
@@ -75,7 +75,7 @@ def _stage(world: World, operation: str) -> Stage:
 
 def test_agents_finish_an_add_whose_iotctl_and_spark_driver_were_killed(added: Added) -> None:
     """Both were killed in COPYING and not restarted; the operation is DONE and no row is missing."""
-    assert added.stage_at_kills == [Stage.MOVING, Stage.MOVING]
+    assert added.stage_at_kills == [Stage.COPYING, Stage.COPYING]
     assert added.operation.state() == "done"
     assert added.world.rows() == added.rows
     added.world.wait_healthy()

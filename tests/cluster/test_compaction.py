@@ -93,7 +93,7 @@ def check_bad_deletes_are_refused(world: World) -> None:
     """Invalid deletes of a client that does not check them are refused: in the log they would break
     compaction."""
     group, file = next(
-        (g.group, f) for g in world.cluster.meta().groups for f in world.manifest(g.header, g.group)
+        (g.group, f) for g in world.cluster.meta().groups for f in world.manifest(g.owner, g.group)
     )
     opened = world.cluster.call_group(group, OpenSession(group))
     assert isinstance(opened, SessionOpened)

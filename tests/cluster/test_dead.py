@@ -9,7 +9,7 @@ import pytest
 
 from iotctl.change.execute import SILENT_MS
 from iotctl.fleet.ports import take_ports
-from iotctl.observe.operations import steer
+from iotctl.observe.operations import control
 from nodeagent.model.operation import Stage
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, until
@@ -49,11 +49,11 @@ def test_a_member_lost_during_a_change_is_removed_after_the_change(world: World)
     operation = said.json["operations"][0]
     paused = world.iotctl("ops", "pause", operation)  # otherwise it may end before the kill
     assert paused.code == 0, paused.err
-    record = world.wait_stage(operation, Stage.MOVING)
+    record = world.wait_stage(operation, Stage.COPYING)
     world.reconnect()
     victim = record.created_members[1]
     assert world.fleet.kill(victim)
-    steer(world.cluster, operation, "resume", "tester")
+    control(world.cluster, operation, "resume", "tester")
     remove_dead(world, "remove-node", victim)
     amended = world.operation(operation)
     assert amended is not None and amended.stage is Stage.DONE and amended.dead == [victim]
@@ -130,7 +130,9 @@ def test_the_removal_of_a_node_that_dies_during_it_completes(world: World) -> No
     )
     assert said.code == 0, said.err
     operation = said.json["operations"][0]
-    world.wait_stage(operation, Stage.FORMAL)  # so slow that the stage lasts until the node is declared dead
+    world.wait_stage(
+        operation, Stage.RECONFIGURING
+    )  # so slow that the stage lasts until the node is declared dead
     assert world.fleet.kill(leaver)
     time.sleep(SILENT_MS / 1000)
     removing = world.process("cluster", "remove-node", leaver, "--dead", "--confirm", "plant")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from iotctl.observe.operations import steer
+from iotctl.observe.operations import control
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.partition.ranges import to_slots
 from tests.cluster.conftest import MakeWorld
@@ -98,9 +98,9 @@ def _begin(world: World, *words: str, rate: str = SLOW) -> Changed:
     """Start a change whose slots move only once the rate is set."""
     said = world.iotctl(*words, "--yes", "--no-wait", "--no-migrate", "-o", "json")
     assert said.code == 0, said.err
-    begun = Changed(world.wait_stage(said.json["operations"][0], Stage.MOVING))
+    begun = Changed(world.wait_stage(said.json["operations"][0], Stage.COPYING))
     _set_rate(world, begun, rate)
-    steer(world.cluster, begun.operation.id, "go", "tester")
+    control(world.cluster, begun.operation.id, "go", "tester")
     return begun
 
 
@@ -115,7 +115,7 @@ def _retried_pull(world: World, node: str) -> bool:
 def _kill(world: World, changed: Changed, role: str, node: str) -> None:
     """SIGKILL a node in COPYING and wait until it serves again."""
     before = world.operation(changed.operation.id)
-    assert before is not None and before.stage is Stage.MOVING, before
+    assert before is not None and before.stage is Stage.COPYING, before
     world.restart(node)
     changed.killed[role] = node
     until(lambda: node in world.statuses(), 60.0, lambda: f"{node} does not restart")
@@ -128,7 +128,7 @@ def _kill(world: World, changed: Changed, role: str, node: str) -> None:
 
 def _finish(world: World, changed: Changed) -> None:
     before = world.operation(changed.operation.id)
-    assert before is not None and before.stage is Stage.MOVING, "a node was killed after the slots had moved"
+    assert before is not None and before.stage is Stage.COPYING, "a node was killed after the slots had moved"
     _set_rate(world, changed, FAST)
     changed.operation = world.wait_stage(changed.operation.id, Stage.DONE, 120.0)
 

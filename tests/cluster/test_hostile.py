@@ -29,13 +29,13 @@ from nodeagent.model.requests import (
     DeleteRows,
     Drain,
     ErrorReply,
+    ForceRecover,
     GetStatus,
-    GiveUp,
     Hello,
     PutSchema,
     Reply,
     Request,
-    SetHolds,
+    SetFailpoints,
     Write,
 )
 from nodeagent.transport.endpoints import dial
@@ -180,7 +180,7 @@ def test_no_request_with_extreme_values_ends_a_node(world: World, role: str) -> 
     key = PartitionKey(GROUP, 0, 0)
     write = Write(groups[0], 1, key, TABLE, 1, "s", 1, 0, 1, b"")
     delete = DeleteRows(groups[0], 1, key, TABLE, "s", 1, 0, (), 0, 1)
-    refused = (GiveUp, BeginChange, SetHolds, PutSchema, Drain)  # these affect the whole cluster
+    refused = (ForceRecover, BeginChange, SetFailpoints, PutSchema, Drain)  # these affect the whole cluster
     kinds = [k for k in get_args(Request) if k not in refused]
     plain = [extremes.make(rng.choice(kinds)) for _ in range(150)]
     plain += [extremes.mutated(rng.choice((write, delete)), rng.choice((1, 2))) for _ in range(150)]

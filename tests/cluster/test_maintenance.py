@@ -8,7 +8,7 @@ import pytest
 
 from iotctl.demo.generate import TAG, Fleet, generate
 from iotctl.fleet.local import LocalFleet
-from iotctl.observe.operations import steer
+from iotctl.observe.operations import control
 from nodeagent.model.config import ClusterSettings, RaftSettings
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Stage
@@ -121,7 +121,7 @@ def test_pause_rate_and_hold_of_a_running_add(world: World) -> None:
     assert begun.code == 0, begun.err
     operation = begun.json["operations"][0]
     world.reconnect()
-    world.wait_stage(operation, Stage.MOVING)
+    world.wait_stage(operation, Stage.COPYING)
     slow = sum(world.received(operation).values())
     time.sleep(4.0)
     assert sum(world.received(operation).values()) - slow < 8_000 * 4 * 3, (
@@ -131,7 +131,7 @@ def test_pause_rate_and_hold_of_a_running_add(world: World) -> None:
     assert world.iotctl("ops", "set", operation, "--rate", "200MB/s").code == 0
     time.sleep(3.0)  # pulls in progress finish
     paused = world.operation(operation)
-    assert paused is not None and paused.state() == "paused" and paused.stage is Stage.MOVING
+    assert paused is not None and paused.state() == "paused" and paused.stage is Stage.COPYING
     before = len(paused.copies)
     time.sleep(2.0)
     still = world.operation(operation)
@@ -165,7 +165,7 @@ def check_repair_by_a_signed_off_copy(world: World, operation: str) -> None:
     words = ("verify", "--depth", "hash", "--repair", "--yes", "--slot", str(moved.slot), "-o", "json")
     left = world.iotctl(*words)
     assert left.code == 7 and not left.json["repairs"], left.out + left.err
-    steer(world.cluster, operation, "sign-off", "tester")
+    control(world.cluster, operation, "sign-off", "tester")
     done = world.iotctl(*words)
     assert done.code == 0, done.out + done.err
     assert [p.read_bytes() for p in paths] == [whole] * 3

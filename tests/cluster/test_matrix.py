@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from iotctl.fleet.local import LocalFleet
-from nodeagent.scaling.holds import POINTS
+from nodeagent.scaling.failpoints import POINTS
 from tests.cluster import matrix
 from tests.cluster.matrix import Case, Lane
 

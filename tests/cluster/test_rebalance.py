@@ -19,7 +19,7 @@ SMALL_FILE = 4096
 def bytes_by_group(world: World) -> dict[str, int]:
     """Bytes in files of one replica, by group owner."""
     groups = world.cluster.meta().groups
-    return {g.header: sum(f.size for f in world.manifest(g.header, g.group)) for g in groups}
+    return {g.owner: sum(f.size for f in world.manifest(g.owner, g.group)) for g in groups}
 
 
 def max_over_mean(sizes: dict[str, int]) -> float:
@@ -30,9 +30,9 @@ def skew(world: World) -> None:
     """Move two thirds of the non-empty slots of node2 and node3 to node1, by a rebalance."""
     groups = world.cluster.meta().groups
     slots = [
-        sorted({f.slot for f in world.manifest(g.header, g.group)})
+        sorted({f.slot for f in world.manifest(g.owner, g.group)})
         for g in groups
-        if g.header in ("node2", "node3")
+        if g.owner in ("node2", "node3")
     ]
     taken = from_slots(s for held in slots for s in held[: 2 * len(held) // 3])
     begun = world.cluster.begin_change(BeginChange("rebalance", "", "tester", gains=(("node1", taken),)))
@@ -48,7 +48,7 @@ def test_a_skewed_cluster_is_balanced_and_the_next_plan_is_empty(make_world: Mak
     skew(world)
     before = bytes_by_group(world)
     assert max_over_mean(before) > 1.5, before
-    holders = next(g.members for g in world.cluster.meta().groups if g.header == "node1")
+    holders = next(g.members for g in world.cluster.meta().groups if g.owner == "node1")
     load = world.load()
     words = ("plan", "rebalance", "--strategy", "bytes", "--detailed-exitcode", "-o", "json")
     planned = world.iotctl(*words, "--out", "p.yaml")

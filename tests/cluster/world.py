@@ -28,7 +28,7 @@ from iotctl.observe.layout import table_of
 from iotctl.observe.model import ClusterStatus
 from iotctl.observe.operations import blocked_on, received_bytes, whole
 from iotctl.observe.status import cluster_status
-from iotctl.pipeline.replicas import Chosen, view_groups
+from iotctl.pipeline.replicas import FileSelection, view_groups
 from iotctl.pipeline.report import Silent
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.model.errors import NodeAgentError
@@ -258,7 +258,7 @@ class World:
         return until(led, 30.0, lambda: f"{group} has no leader")
 
     def group_of(self, header: str) -> str:
-        return next(g.group for g in self.cluster.meta().groups if g.header == header and not g.dissolving)
+        return next(g.group for g in self.cluster.meta().groups if g.owner == header and not g.dissolving)
 
     def manifest(self, node: str, group: str) -> tuple[FileMeta, ...]:
         return self.cluster.manifest(node, group).files
@@ -266,11 +266,11 @@ class World:
     def close_memtables(self) -> None:
         """Write all rows in memory to files, on every replica."""
         groups = self.cluster.meta().groups
-        views, unread = view_groups(self.cluster, groups, Chosen(), Silent())
+        views, unread = view_groups(self.cluster, groups, FileSelection(), Silent())
         assert not unread and all(v.cut is not None for v in views), unread
 
     def nonempty_slots(self) -> int:
-        return len({f.slot for g in self.cluster.meta().groups for f in self.manifest(g.header, g.group)})
+        return len({f.slot for g in self.cluster.meta().groups for f in self.manifest(g.owner, g.group)})
 
     def received(self, operation: str) -> dict[str, int]:
         return received_bytes(self.cluster.statuses(2.0), operation)

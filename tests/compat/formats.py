@@ -26,7 +26,7 @@ from nodeagent.model.entries import Base, Config, Entry, HardState
 from nodeagent.model.files import FileMeta
 from nodeagent.model.raft_messages import RaftMessage, Routed
 from nodeagent.model.requests import GroupStatus, Hello, Reply, Request
-from nodeagent.runtime.seen import _Seen
+from nodeagent.runtime.peer_starts import _Seen
 from nodeagent.storage.checkpoint import _Delta
 from nodeagent.storage.format import Footer
 from nodeagent.storage.snapshot import SnapshotIndex

@@ -17,7 +17,7 @@ RELEASES = golden.releases()
 KEPT = [pytest.param(p, id=f"{r.name} {p.stem}") for r in RELEASES for p in sorted(r.glob("*.json"))]
 
 ONE_BUILD = {
-    "nodeagent/storage/parcels.py: _Head": "sent to a worker process of the same build",
+    "nodeagent/storage/packets.py: _Head": "sent to a worker process of the same build",
     "iotctl/pipeline/content.py: CompareUnit": "within one Spark job",
     "iotctl/pipeline/content.py: UnitOutcome": "within one Spark job",
     "iotctl/pipeline/migrate.py: list[PullResult]": "within one Spark job",

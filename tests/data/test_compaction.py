@@ -153,9 +153,9 @@ class Member:
         """Fail a job in the worker; the units that are still needed are retried."""
         job = self.jobs.pop(which)
         if isinstance(job, CloseFiles):
-            units = self.state.still_wanted(job)
+            units = self.state.units_to_retry(job)
             self.jobs += [CloseFiles(job.group, units)] if units else []
-        elif not isinstance(job, CompactFiles) or self.state.turns.wants(job):
+        elif not isinstance(job, CompactFiles) or self.state.turns.should_retry(job):
             self.jobs.append(job)
         self.gather()
 
@@ -269,7 +269,7 @@ class Cluster:
         it."""
         state = self.leader.state
         specs = [u.spec for pending in state.closes.pending for u in pending.units]
-        specs += [m.job.unit.spec for m in state.compactions.under_way if m.job is not None]
+        specs += [m.job.unit.spec for m in state.compactions.active if m.job is not None]
         done = [f for f in state.files.manifest.files() if not f.parked and len(f.order) == 1]
         if specs and rng.random() < 0.7:
             spec = rng.choice(specs)
@@ -341,7 +341,7 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
     for member in cluster.members[1:]:
         assert member.files == first.files
         assert member.state.materialised == first.state.materialised == first.state.applied
-        assert not member.state.compactions.under_way
+        assert not member.state.compactions.active
         for p in PARTITIONS:
             files = first.state.files.manifest.of_partition(p)
             mine, theirs = (
@@ -383,7 +383,7 @@ def test_the_output_has_the_place_of_its_newest_input(cluster: Cluster) -> None:
     names = [f.name for f in cluster.leader.state.files.manifest.of_partition(P)]
     assert names[0] == files[0].name and names[1] == job.unit.spec.name and names[2] == files[3].name
     assert len(names) == 4 and not cluster.leader.state.files.tombstones
-    assert [f.name for f in cluster.leader.state.files.doomed] == [f.name for f in files[1:3]]
+    assert [f.name for f in cluster.leader.state.files.pending_delete] == [f.name for f in files[1:3]]
 
 
 def test_the_hashes_of_the_inputs_are_those_of_the_log() -> None:
@@ -403,7 +403,7 @@ def test_a_compaction_whose_inputs_are_not_neighbours_has_no_effect(cluster: Clu
         "backwards": [files[1], files[0]],
     }[which]
     cluster.compact(chosen)
-    assert not cluster.leader.state.compactions.under_way and not cluster.leader.jobs
+    assert not cluster.leader.state.compactions.active and not cluster.leader.jobs
     assert cluster.leader.state.files.manifest.of_partition(P) == files
 
 
@@ -411,17 +411,15 @@ def test_a_slot_that_is_sealed_or_not_adopted_is_not_compacted(cluster: Cluster)
     files = cluster.some_files(3)
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))
     cluster.compact(files)
-    assert not cluster.leader.state.compactions.under_way
+    assert not cluster.leader.state.compactions.active
     cluster.do(c.Release("op-1", 1))
     cluster.do(c.Open("op-2", 1, ((0, 1),), ()))
     new = cluster.some_files(2)
     cluster.compact(new)
-    assert not cluster.leader.state.compactions.under_way
+    assert not cluster.leader.state.compactions.active
     cluster.do(c.Adopt("op-2", ((0, 1),), (), ()))
     cluster.compact(new)
-    assert (
-        len(cluster.leader.state.compactions.under_way) == 1
-    )  # though the adopted files are not in place yet
+    assert len(cluster.leader.state.compactions.active) == 1  # though the adopted files are not in place yet
 
 
 def test_a_sealed_slot_is_no_source_before_earlier_compactions_ended(cluster: Cluster) -> None:
@@ -429,9 +427,9 @@ def test_a_sealed_slot_is_no_source_before_earlier_compactions_ended(cluster: Cl
     state = cluster.leader.state
     cluster.compact(cluster.some_files(3))
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))
-    assert not state.sealed_ready("op-1") and state.sealed_whole("op-1", {0})
+    assert not state.is_source_ready("op-1") and state.is_source_whole("op-1", {0})
     cluster.leader.settle()
-    assert state.sealed_ready("op-1") and len(state.files.manifest) == 1
+    assert state.is_source_ready("op-1") and len(state.files.manifest) == 1
 
 
 def test_a_release_cancels_a_compaction_and_deletes_its_output(cluster: Cluster) -> None:
@@ -444,7 +442,9 @@ def test_a_release_cancels_a_compaction_and_deletes_its_output(cluster: Cluster)
     assert state.materialised == state.applied
     out = merged(job)
     state.turns.on_compacted(job, out)
-    assert state.files.doomed == [out] and not len(state.files.manifest) and not state.compactions.under_way
+    assert (
+        state.files.pending_delete == [out] and not len(state.files.manifest) and not state.compactions.active
+    )
 
 
 def test_a_failing_compaction_delays_only_its_own_files(cluster: Cluster) -> None:
@@ -469,7 +469,7 @@ def test_the_arrow_file_of_a_park_counts_as_named(cluster: Cluster) -> None:
     state = cluster.leader.state
     parked = msgspec.structs.replace(file, name=parked_name(file.name), parked="no")
     other = msgspec.structs.replace(file, name="00000-000000000999-0000.tsfile")
-    assert [waiting.output for waiting in state.compactions.under_way] == [parked.name]
+    assert [waiting.output for waiting in state.compactions.active] == [parked.name]
     assert state.never_named((file, parked, other)) == (other,)
 
 
@@ -497,7 +497,7 @@ def test_a_parked_merge_is_made_as_arrow_and_a_late_tsfile_is_deleted(
     out = merged(late)
     assert out is not None
     leader.state.turns.on_compacted(late, out)
-    assert leader.state.jobs == [DeleteFiles("g.1", (out,))] and leader.state.compactions.under_way
+    assert leader.state.jobs == [DeleteFiles("g.1", (out,))] and leader.state.compactions.active
     leader.settle()
     assert [f.name for f in leader.files] == [unit.spec.name] and not leader.state.files.tombstones
     leader.state.turns.on_compacted(late, out)
@@ -543,10 +543,10 @@ def test_an_installed_state_names_the_files_to_delete(cluster: Cluster) -> None:
     waiting = DataState.restore(ahead, cluster.leader.state.base())
     cluster.leader.settle()
     old = cluster.leader.state
-    assert waiting.superseded(old, old.files.doomed) == ()
+    assert waiting.superseded(old, old.files.pending_delete) == ()
     done = DataState.restore(decode_checkpoint(encode_checkpoint(old.checkpoint())), old.base())
     assert {f.name for f in done.superseded(waiting)} == {f.name for f in files}
-    assert {f.name for f in done.superseded(old, old.files.doomed)} == {f.name for f in files}
+    assert {f.name for f in done.superseded(old, old.files.pending_delete)} == {f.name for f in files}
 
 
 def test_a_new_member_compacts_no_files_that_it_did_not_receive(cluster: Cluster) -> None:
@@ -564,7 +564,7 @@ def test_a_cut_off_hides_old_rows_and_drops_old_files(cluster: Cluster) -> None:
     cluster.do(c.Expire(0, P, "m", 4))
     state = cluster.leader.state
     assert [f.time_min for f in state.files.manifest.of_partition(P)] == [4, 5]
-    assert len(state.files.doomed) == 4 and not state.files.tombstones
+    assert len(state.files.pending_delete) == 4 and not state.files.tombstones
     cluster.write(P, 1)
     cluster.close()
     cluster.leader.settle()
@@ -608,11 +608,11 @@ def test_a_failed_merge_that_expired_ends(cluster: Cluster) -> None:
     cluster.do(c.Expire(0, P, "m", 1))
     leader = cluster.leader
     leader.fail(0)
-    assert leader.state.compactions.under_way
+    assert leader.state.compactions.active
     cluster.do(c.Expire(0, P, "m", 5))
     leader.fail(0)
-    assert not leader.state.compactions.under_way and not leader.files and not leader.jobs
-    assert len(leader.state.files.doomed) == 2
+    assert not leader.state.compactions.active and not leader.files and not leader.jobs
+    assert len(leader.state.files.pending_delete) == 2
 
 
 @pytest.mark.parametrize("all_past", [False, True])
@@ -639,7 +639,7 @@ def test_a_failed_merge_that_expired_continues_if_a_later_one_takes_its_output(
         cluster.leader.settle()
         slow.settle_closes()
         slow.fail(0)
-        assert not slow.state.compactions.under_way
+        assert not slow.state.compactions.active
     slow.settle()
     assert slow.files == cluster.leader.files and len(slow.files) == (not all_past)
 

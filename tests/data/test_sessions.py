@@ -67,7 +67,7 @@ def test_sessions_answer_like_a_model_that_keeps_everything(seed: int) -> None:
                 model[at].own.add(names[-1])
             case 1 if held[at]:
                 moved = set(rng.sample(sorted(held[at]), rng.randint(1, len(held[at]))))
-                real[1 - at].admit([real[at].export(moved)], moved)
+                real[1 - at].import_tables([real[at].export(moved)], moved)
                 real[at].forget(moved)
                 model[at].move(moved, model[1 - at])
                 held[at] -= moved
@@ -85,7 +85,7 @@ def test_sessions_answer_like_a_model_that_keeps_everything(seed: int) -> None:
                     floor = model[at].settled.get((session, slot), 0)
                     sequence = floor + rng.randint(1, 4)
                     settled = rng.choice([floor, sequence - 1])
-                    told = real[at].take(session, slot, sequence, settled)
+                    told = real[at].record(session, slot, sequence, settled)
                     assert told == model[at].take(session, slot, sequence, settled)
 
 
@@ -106,18 +106,18 @@ def test_the_table_of_sealed_slots_is_equal_on_every_member() -> None:
     for step in range(500):
         session, slot, sequence = f"s{rng.randrange(20)}", rng.choice(SLOTS), rng.randint(1, 30)
         for member in (one, two):
-            member.take(session, slot, sequence, max(0, sequence - 5))
+            member.record(session, slot, sequence, max(0, sequence - 5))
         if step % 50 == 0:
             one = again(one)
             one.image()
     back = Sessions()
     back.open("s3")
-    back.take("s3", 9, 1, 0)
+    back.record("s3", 9, 1, 0)
     one.expire(["s3", "s4"])
     one = again(one)
     two.expire(["s3", "s4"])
     for member in (one, two):
-        member.admit([back.export([9])], {9})
+        member.import_tables([back.export([9])], {9})
     wanted = [*SLOTS, 9]
     assert one.export(wanted) == two.export(wanted)
     assert b"s4" not in one.export(wanted)
@@ -135,7 +135,7 @@ def test_what_format_1_wrote_is_still_read() -> None:
     assert old.has("own", 3, 5) and not old.has("own", 3, 4) and old.floor("guest", 3) == 7
     table = msgspec.msgpack.encode(Exported(["guest", "own"], seen))
     new = Sessions()
-    new.admit([table, msgspec.msgpack.encode(Exported(["other"], {}))], {3, 4})
+    new.import_tables([table, msgspec.msgpack.encode(Exported(["other"], {}))], {3, 4})
     assert new.has("own", 3, 5) and not new.has("own", 3, 4) and new.has("own", 4, 1)
     assert new.knows("other", 4) and not new.knows("other", 5)
 
@@ -144,7 +144,7 @@ def test_a_table_keeps_the_sequences_above_the_floor_in_a_byte_or_three_each() -
     sessions = Sessions()
     sessions.open("s")
     for sequence in range(10, 10 + SESSION_WINDOW, 2):
-        sessions.take("s", 3, sequence, 0)
+        sessions.record("s", 3, sequence, 0)
     assert len(sessions.export([3])) < 3 * SESSION_WINDOW // 2 + 64
     (table,) = tables([sessions.export([3])], {3})
     assert table.sessions == ["s"] and table.slots == ((3, 4),)
@@ -156,9 +156,9 @@ def test_the_cost_follows_what_was_written_and_not_sessions_times_slots() -> Non
     for i in range(4_000):
         source.open(f"node1.12:{i}.3")
     for slot in range(0, 2_500, 25):
-        source.take("node1.12:0.3", slot, 1, 0)
+        source.record("node1.12:0.3", slot, 1, 0)
     exported = source.export(range(2_500))
-    target.admit([exported], set(range(2_500)))
+    target.import_tables([exported], set(range(2_500)))
     image = msgspec.msgpack.encode(target.image())
     assert max(len(exported), len(image)) < 4_000 * 24 + 100 * 24
     assert target.knows("node1.12:3999.3", 2_499) and target.has("node1.12:0.3", 25, 1)
@@ -171,9 +171,9 @@ def test_a_session_that_wrote_in_every_slot_costs_one_or_two_bytes_there() -> No
     for i in range(300):
         source.open(f"node1.12:{i}.3")
         for slot in range(200):
-            source.take(f"node1.12:{i}.3", slot, 100 + slot, 99 + slot)
+            source.record(f"node1.12:{i}.3", slot, 100 + slot, 99 + slot)
     exported = source.export(range(200))
-    target.admit([exported], set(range(200)))
+    target.import_tables([exported], set(range(200)))
     image = msgspec.msgpack.encode(target.image())
     assert max(len(exported), len(image), len(msgspec.msgpack.encode(source.image()))) < 2.5 * 300 * 200
 

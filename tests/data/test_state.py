@@ -279,7 +279,7 @@ def test_a_failed_close_is_not_retried_for_released_slots(group: Group) -> None:
     assert isinstance(job, CloseFiles)
     group.do(c.Seal("op", 1, ((3, 4),)))
     group.do(c.Release("op", 1))
-    assert [u.spec.partition for u in group.state.still_wanted(job)] == [Q]
+    assert [u.spec.partition for u in group.state.units_to_retry(job)] == [Q]
     assert [list(p.parts) for p in group.state.closes.pending] == [[Q]]
 
 
@@ -363,8 +363,8 @@ def test_a_member_that_has_the_tsfile_makes_the_arrow_file_of_it(group: Group) -
         g.state.turns.on_compacted(job, meta(spec.name, 3, P, spec.order))
         assert [f.name for f in g.state.files.manifest.files()] == [
             spec.name
-        ] and not g.state.compactions.under_way
-        assert [f.name for f in g.state.files.doomed] == [unit.spec.name]
+        ] and not g.state.compactions.active
+        assert [f.name for f in g.state.files.pending_delete] == [unit.spec.name]
 
 
 def test_what_a_compaction_reads_is_not_parked(group: Group) -> None:
@@ -391,26 +391,26 @@ def test_a_member_that_still_adopts_is_no_source(group: Group) -> None:
     group.do(c.Open("op", 1, ((20, 21),), ()))
     group.do(adopt(group))
     group.do(c.Seal("op2", 2, ((20, 21),)))
-    assert not group.state.sealed_ready("op2") and not group.state.sealed_whole("op2", {20})
+    assert not group.state.is_source_ready("op2") and not group.state.is_source_whole("op2", {20})
     group.finish()
-    assert group.state.sealed_ready("op2")
+    assert group.state.is_source_ready("op2")
 
 
 def test_slots_are_whole_while_other_slots_arrive(group: Group) -> None:
     group.do(c.Open("op", 1, ((20, 21),), ()))
     group.do(adopt(group))
     group.do(c.Seal("op2", 2, ((3, 4),)))
-    assert group.state.sealed_whole("op2", {3})
+    assert group.state.is_source_whole("op2", {3})
 
 
 def test_a_member_that_still_makes_files_of_sealed_slots_is_no_source(group: Group) -> None:
     """Rows closed by the seal are in no file yet: a copy of the files would lack them."""
     group.write(P)
     group.do(c.Seal("op", 1, ((3, 4),)))
-    assert group.state.jobs and group.state.sealed_whole("op", {3})
-    assert not group.state.sealed_ready("op")
+    assert group.state.jobs and group.state.is_source_whole("op", {3})
+    assert not group.state.is_source_ready("op")
     group.finish()
-    assert group.state.sealed_ready("op")
+    assert group.state.is_source_ready("op")
 
 
 def test_adopting_twice_is_adopting_once(group: Group) -> None:
@@ -504,7 +504,11 @@ def test_a_new_member_gets_the_seal_and_no_files(group: Group) -> None:
     group.finish()
     saved = decode_checkpoint(encode_checkpoint(group.state.checkpoint({"op"})))
     state = DataState.restore(saved, group.state.base())
-    assert not len(state.files.manifest) and not state.sealed_ready("op") and group.state.sealed_ready("op")
+    assert (
+        not len(state.files.manifest)
+        and not state.is_source_ready("op")
+        and group.state.is_source_ready("op")
+    )
 
 
 def test_a_new_group_begins_at_an_index_that_needs_a_checkpoint() -> None:
@@ -515,7 +519,7 @@ def test_a_new_group_begins_at_an_index_that_needs_a_checkpoint() -> None:
 def test_a_session_is_a_guest_for_the_slots_that_brought_it() -> None:
     old, new = Sessions(), Sessions()
     old.open("s")
-    new.admit([old.export([3])], {3})
+    new.import_tables([old.export([3])], {3})
     assert new.knows("s", 3) and not new.knows("s", 4)
     new.forget([3])
     assert not new.knows("s", 3)
@@ -528,12 +532,12 @@ def test_every_command_of_an_operation_is_idempotent() -> None:
     assert [slots.sealed_by(slot) for slot in (1, 2)] == ["op", None]
     assert slots.release("op") == {1} and slots.release("op") == set()
     assert not slots.unseal("op") and slots.open == {2}
-    assert slots.open_for("op2", ((7, 9),), 7, []) and not slots.open_for("op2", ((7, 9),), 8, [])
+    assert slots.open_slots("op2", ((7, 9),), 7, []) and not slots.open_slots("op2", ((7, 9),), 8, [])
     slots.adopted("op2", ((7, 8),))
     assert slots.arriving["op2"].slots == {8}
     assert [slots.arriving_by(slot) for slot in (7, 8)] == [None, "op2"]
     slots.adopted("op2", ((8, 9),))
-    assert not slots.open_for("op2", ((7, 9),), 9, [])
+    assert not slots.open_slots("op2", ((7, 9),), 9, [])
 
 
 def test_a_newer_state_names_the_old_files_to_delete() -> None:
@@ -575,11 +579,11 @@ def test_an_operation_has_not_ended_while_its_files_are_adopted() -> None:
     """In a rebalance a group gives and takes slots: staged files stay until they are adopted."""
     slots = Slots(open={1, 2})
     slots.seal("op-1", ((1, 2),), 5, b"")
-    slots.open_for("op-1", ((7, 8),), 6, ["h.1"])
+    slots.open_slots("op-1", ((7, 8),), 6, ["h.1"])
     slots.release("op-1")
-    assert slots.settled() == set()
+    assert slots.ended_here() == set()
     slots.adopted("op-1", ((7, 8),))
-    assert slots.settled() == {"op-1"} and slots.open == {2, 7}
+    assert slots.ended_here() == {"op-1"} and slots.open == {2, 7}
 
 
 def test_a_log_index_reused_after_a_recovery_names_another_session(group: Group) -> None:

@@ -63,7 +63,7 @@ RETIRED = {
 
 STORED = {
     "hollow": "a field of checkpoints",
-    "heirs": "a field of the meta entry GiveUp",
+    "heirs": "a field of the meta entry ForceRecover",
     "FORMAL": "a value of Stage: in meta entries and in the output of `iotctl ops show`",
     "MOVING": "as FORMAL",
     "RELEASED": "as FORMAL",

@@ -18,7 +18,7 @@ import pytest
 from paramiko.common import AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 
 from iotctl.errors import InputProblem, Unreachable
-from iotctl.fleet.dial import Ahead, dial
+from iotctl.fleet.dial import Prefetch, dial
 from iotctl.fleet.known_hosts import HostKey, KnownHosts
 from iotctl.fleet.ssh import Connector
 from iotctl.fleet.ssh_config import CONFIG, Target, route_of
@@ -106,7 +106,7 @@ def begun_with(
     with pytest.MonkeyPatch.context() as patch:
         if sock is not None:
             patch.setattr("iotctl.fleet.dial._begin", lambda t, env, timeout_s: (route_of(t, env), sock(t)))
-        ahead = Ahead(targets, env, 5.0)
+        ahead = Prefetch(targets, env, 5.0)
         made = Connector(connector._known, env, ahead=ahead)
         try:
             yield made

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nodeagent.host.context import Life
+from nodeagent.host.context import NodeRun
 from nodeagent.host.found import Lost
 from nodeagent.host.host import Host
 from nodeagent.host.opening import Held, open_host
@@ -20,5 +20,5 @@ def opened(
     **held: Any,
 ) -> Host:
     """That of `config`, in a directory of incarnation i with `groups`; `held` as in `Held`."""
-    life = Life(config, "i", random.Random(1), 0, 0, start)
+    life = NodeRun(config, "i", random.Random(1), 0, 0, start)
     return open_host(life, Held(groups, damaged, **held))

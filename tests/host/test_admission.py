@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from nodeagent.host.admission import ASK_AGAIN_MS, ASK_SELDOM_MS, Admission, check_status, status_question
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.meta.image import Image
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
@@ -25,19 +25,19 @@ class Starting:
     """A starting node. `made`: the first configurations of the meta replicas that it created."""
 
     def __init__(self, node: str, seeds: tuple[Seed, ...], *, join: bool) -> None:
-        self.desk = Desk(0, 0)
+        self.effects = EffectQueue(0, 0)
         self.made: list[Config] = []
-        self.admission = Admission(config(node, seeds, join=join), "i", self.desk, self.made.append)
+        self.admission = Admission(config(node, seeds, join=join), "i", self.effects, self.made.append)
         self.admission.start()
 
     def hear(self, **replies: Reply) -> None:
         """The named seeds answer the open questions."""
-        self.desk.now += ASK_AGAIN_MS
-        self.desk.fire()
-        calls, self.desk.calls = self.desk.calls, []
+        self.effects.now += ASK_AGAIN_MS
+        self.effects.fire()
+        calls, self.effects.calls = self.effects.calls, []
         asked = {to[0]: number for number, to, _ in calls}
         for seed, reply in replies.items():
-            self.desk.on_reply(asked[seed], reply)
+            self.effects.on_reply(asked[seed], reply)
 
 
 def says(
@@ -91,7 +91,7 @@ def test_an_answer_of_a_lagging_seed_does_not_admit_a_node_permanently() -> None
     node = Starting("e", NEW, join=True)
     node.hear(a=says("k", 3))
     assert node.made == [Config()] and not node.admission.refused
-    node.desk.now += ASK_SELDOM_MS
+    node.effects.now += ASK_SELDOM_MS
     node.hear(b=says("k", 9, known=True))
     assert node.made == [Config()] and "with another data directory" in node.admission.refused
 
@@ -101,15 +101,15 @@ def test_a_node_that_knows_its_cluster_asks_no_seed_and_is_not_refused(join: boo
     """The meta state then says what it may do. Late answers may still arrive, also at a seed that led before
     another seed formed the cluster."""
     node = Starting("a", OLD, join=join)
-    calls = {to[0]: number for number, to, _ in node.desk.calls}
-    node.desk.on_reply(calls["b"], says("", conflicts=("slots",)))
+    calls = {to[0]: number for number, to, _ in node.effects.calls}
+    node.effects.on_reply(calls["b"], says("", conflicts=("slots",)))
     node.admission.end()
-    node.desk.on_reply(calls["c"], ErrorReply("forbidden", "the incarnation of a was retired"))
+    node.effects.on_reply(calls["c"], ErrorReply("forbidden", "the incarnation of a was retired"))
     assert not node.admission.refused and not node.made
-    node.desk.calls.clear()
-    node.desk.now += ASK_SELDOM_MS
-    node.desk.fire()
-    assert not node.desk.calls
+    node.effects.calls.clear()
+    node.effects.now += ASK_SELDOM_MS
+    node.effects.fire()
+    assert not node.effects.calls
 
 
 def test_a_seed_whose_cluster_is_not_formed_keeps_asking() -> None:
@@ -118,7 +118,7 @@ def test_a_seed_whose_cluster_is_not_formed_keeps_asking() -> None:
     node.admission.stop()  # there is a meta replica on its disk
     node.hear(b=says("", conflicts=("slots",)))
     assert "b is configured differently" in node.admission.refused
-    node.desk.now += ASK_SELDOM_MS
+    node.effects.now += ASK_SELDOM_MS
     node.hear(b=says(""), c=says(""))
     assert not node.admission.refused and not node.made
 

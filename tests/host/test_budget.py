@@ -54,19 +54,19 @@ def turns(host: Host, payload: bytes, count: int) -> list[dict[str, int]]:
     host.on_persisted(persist[0], 4_000)
     found = []
     while not host.idle:
-        before = {g: host.replicas.data[g].seen for g in GROUPS}
+        before = {g: host.replicas.data[g].applied_index for g in GROUPS}
         effects = host.take()
         assert effects.applied <= APPLY_ENTRIES_PER_TURN
-        found.append({g: host.replicas.data[g].seen - before[g] for g in GROUPS})
+        found.append({g: host.replicas.data[g].applied_index - before[g] for g in GROUPS})
     return found
 
 
 def test_a_backlog_is_applied_over_several_turns() -> None:
     """No group waits for the whole backlog of another, and all entries are applied in the end."""
     host = leading()
-    seen = {g: host.replicas.data[g].seen for g in GROUPS}
+    seen = {g: host.replicas.data[g].applied_index for g in GROUPS}
     found = turns(host, commands.encode(commands.Opaque(b"x")), 3 * APPLY_ENTRIES_PER_TURN)
-    assert {g: host.replicas.data[g].seen - seen[g] for g in GROUPS} == dict.fromkeys(
+    assert {g: host.replicas.data[g].applied_index - seen[g] for g in GROUPS} == dict.fromkeys(
         GROUPS, 3 * APPLY_ENTRIES_PER_TURN
     )
     assert 6 <= sum(1 for f in found if any(f.values())) <= 8
@@ -80,7 +80,7 @@ def test_entries_that_left_the_log_are_freed_some_at_a_time() -> None:
     replica.log_start.purge(replica.raft.commit)
     left = [len(replica.log_start._purged)]
     while left[-1]:
-        host.tick(host.desk.now, 0)
+        host.tick(host.effects.now, 0)
         left.append(len(replica.log_start._purged))
     assert left[0] >= 3 * FREED_MIN and left[0] - left[1] == FREED_MIN
     assert replica.raft.log.first_index > left[0]
@@ -104,7 +104,7 @@ def _looking(node: Node, partitions: int, turns: int) -> list[int]:
     """How many of `count` partitions each turn looked at; partitions without files are forgotten, and chosen
     runs are checked at once."""
     compactor, state = node.host.compactor, node.replica.state
-    compactor._look_at = node.host.desk.now
+    compactor._look_at = node.host.effects.now
     state.files.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(partitions)}
     looked = []
     for _ in range(turns):
@@ -112,7 +112,7 @@ def _looking(node: Node, partitions: int, turns: int) -> list[int]:
         compactor._checking.clear()
         compactor.keep()
         looked.append(before - len(state.files.changed))
-        node.host.desk.now += 1
+        node.host.effects.now += 1
     return looked
 
 

@@ -220,7 +220,7 @@ def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyP
     anyway pins nothing, nor does one that makes no progress for long."""
     monkeypatch.setattr("tests.host.test_compactor.ALONE", Config(("a",), ("b",)))
     node = Node()
-    replica, keep = node.replica, node.host.desk.space.log_keep
+    replica, keep = node.replica, node.host.effects.space.log_keep
     replica.snapshots._offered["b"] = Offered("5a", 1)
     base, last = replica.raft.log.base.index, replica.raft.log.last_index
     assert base < last
@@ -236,6 +236,6 @@ def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyP
     assert pins(keep, base) == pins(keep * SNAPSHOT_KEEPS - 1, base) == ["a snapshot for b"]
     assert pins(keep * SNAPSHOT_KEEPS, base) == []
     assert "follower b" in pins(keep - 1, base)
-    node.host.desk.now += LOG_KEEP_MS_MAX
+    node.host.effects.now += LOG_KEEP_MS_MAX
     assert "follower b" not in pins(keep - 1, base)
     assert "follower b" in pins(keep - 1, last), "it has all there is"

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from nodeagent.host.clocks import Clocks
-from nodeagent.host.desk import Desk
-from nodeagent.host.hold_points import HoldPoints
+from nodeagent.host.effect_queue import EffectQueue
+from nodeagent.host.failpoints import Failpoints
 from nodeagent.host.meta_steps import MetaSteps
 from nodeagent.model.limits import CLOCK_SKEW_MAX_MS
 from tests.host.test_host import leads_alone
@@ -19,7 +19,7 @@ DAYS = 60 * 86_400_000
 
 def clocks(wall: int = 1_000_000) -> Clocks:
     """Those node a knows of; its own shows `wall`."""
-    return Clocks("a", Desk(0, wall), HEARD_MS)
+    return Clocks("a", EffectQueue(0, wall), HEARD_MS)
 
 
 def test_no_time_has_passed_before_a_majority_was_heard() -> None:
@@ -59,21 +59,21 @@ def test_a_clock_that_is_not_heard_lately_does_not_count() -> None:
     """With the monotonic time since; and a peer that is not heard any more is no witness."""
     c = clocks()
     c.heard("b", 1_000_000)
-    c._desk.now, c._desk.wall = HEARD_MS, 1_000_000 + HEARD_MS
+    c._effects.now, c._effects.wall = HEARD_MS, 1_000_000 + HEARD_MS
     assert c.passed(VOTERS) == 1_000_000 + HEARD_MS
-    c._desk.now += 1
-    assert c.passed(VOTERS) is None and c.record(VOTERS) == c._desk.wall
+    c._effects.now += 1
+    assert c.passed(VOTERS) is None and c.record(VOTERS) == c._effects.wall
 
 
 def test_a_leader_s_own_clock_neither_dates_records_nor_ends_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes by what the voters' clocks say together, and waits while they say nothing."""
     host = leads_alone()
-    host.desk.wall = 1_000 + DAYS
+    host.effects.wall = 1_000 + DAYS
     monkeypatch.setattr(host.context.clocks, "record", lambda voters: 1_000)
     assert host.cluster.record_now == 1_000
     over: list[object] = []
     reports = cast(Any, SimpleNamespace(report=over.append))
-    steps = MetaSteps(host.context, host.cluster, host.leadership, reports, HoldPoints())
+    steps = MetaSteps(host.context, host.cluster, host.leadership, reports, Failpoints())
     leads = host.cluster.meta_replica
     assert leads is not None
     held = SimpleNamespace(

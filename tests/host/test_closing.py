@@ -141,7 +141,7 @@ def test_an_error_of_native_code_on_a_full_disk_splits_no_close() -> None:
     """The TsFile library has its own error text: while the disk is known to be full no unit is taken for
     bad."""
     node = node_closing_five()
-    node.replica.desk.space.measured(0, 1 << 30, 0)
+    node.replica.effects.space.measured(0, 1 << 30, 0)
     for _ in range(4):
         assert close_all_but(node, BAD, Failed("unavailable", "TsFile writer: error 28")) == 1
         node.pass_ms(1_000)
@@ -185,9 +185,9 @@ def test_a_unit_that_fails_repeatedly_is_parked_and_named() -> None:
 def test_nothing_is_parked_while_the_disk_is_full() -> None:
     node = node_closing_five()
     close_all_but(node, BAD, Failed("file_corrupt", "no"))
-    node.host.desk.space.room = Room.LOW
+    node.host.effects.space.room = Room.LOW
     fail_again(node, PARK_TRIES + 2)
-    node.host.desk.space.room = Room.ENOUGH
+    node.host.effects.space.room = Room.ENOUGH
     assert not any(u.spec.parked for p in node.replica.state.closes.pending for u in p.units)
     fail_again(node, 1)
     node.pass_ms(100)

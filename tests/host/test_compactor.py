@@ -213,7 +213,7 @@ def test_a_damaged_input_is_named_and_nothing_is_logged() -> None:
         assert FILES[0].name in status.error and "on a" in status.error
         assert status.hint == "iotctl verify --repair"
         node.pass_ms(12_000)
-    assert not node.under_way(CompactFiles) and not node.replica.state.compactions.under_way
+    assert not node.under_way(CompactFiles) and not node.replica.state.compactions.active
     node.finish(HashFiles, GOOD)
     assert node.under_way(CompactFiles) and not node.replica.trouble
 
@@ -235,7 +235,7 @@ def test_files_are_not_merged_while_a_copy_on_another_member_is_damaged(
         node.calls.clear()
         assert to == "b" and isinstance(request, CheckFiles) and request.names == tuple(f.name for f in FILES)
         node.finish(HashFiles, GOOD)
-        assert not node.replica.state.compactions.under_way, "b has not answered"
+        assert not node.replica.state.compactions.active, "b has not answered"
         node.host.on_reply(number, reply, node.now)
         node.take()
 
@@ -244,9 +244,9 @@ def test_files_are_not_merged_while_a_copy_on_another_member_is_damaged(
         assert f"{FILES[1].name} on b" in node.replica.trouble
     for reply in (ErrorReply("unavailable", "no contact"), FilesChecked((), ())):
         hashed(reply)
-        assert not node.replica.state.compactions.under_way and not node.replica.trouble
+        assert not node.replica.state.compactions.active and not node.replica.trouble
     hashed(ErrorReply("log_corrupt", "the replica there is lost"))
-    assert node.replica.state.compactions.under_way
+    assert node.replica.state.compactions.active
 
 
 def test_a_replica_reports_whether_it_is_making_files() -> None:
@@ -294,7 +294,7 @@ def merge_fails(node: Node, result: Failed, times: int) -> None:
 
 def parked(node: Node) -> bool:
     """A node with a running merge that is to be parked."""
-    pending = [m.command for m in node.replica.state.compactions.under_way]
+    pending = [m.command for m in node.replica.state.compactions.active]
     return any(isinstance(c, commands.Park) or c.parked for c in pending)
 
 
@@ -320,7 +320,7 @@ def test_a_merge_that_fails_repeatedly_is_parked() -> None:
     before = node.now
     merge_fails(node, own, 1)
     assert node.now - before > 30_000 and "time partition 1" in node.replica.trouble
-    assert len(node.replica.state.compactions.under_way) == 1
+    assert len(node.replica.state.compactions.active) == 1
     while not node.under_way(CompactFiles):
         node.pass_ms(1_000)
     made = msgspec.structs.replace(output(job), parked=spec.parked)
@@ -348,7 +348,7 @@ def test_a_parked_file_becomes_a_tsfile_once_a_process_can_make_it() -> None:
     """A process first tries it alone; a compaction, with earlier deletes, is logged only if that works."""
     node = Node(IN_ARROW[:1])
     job = trial(node)
-    assert job.is_trial and job.unit.inputs == IN_ARROW[:1] and not node.replica.state.compactions.under_way
+    assert job.is_trial and job.unit.inputs == IN_ARROW[:1] and not node.replica.state.compactions.active
     node.pass_ms(5_000)
     assert node.under_way(CompactFiles) == [job] and not node.under_way(HashFiles)
     node.finish(CompactFiles, FilesClosed((None,)))
@@ -439,7 +439,7 @@ def test_while_files_are_compared_none_is_compacted() -> None:
 
 def test_runs_are_longer_during_an_operation() -> None:
     """Two files are a run here, four while an operation runs; an operation that waits changes nothing."""
-    change = Operation("op-9", "add-node", "d", "me", 0, 1, 2, [], [], Options(), Stage.MOVING)
+    change = Operation("op-9", "add-node", "d", "me", 0, 1, 2, [], [], Options(), Stage.COPYING)
     node = Node(change=change)
     node.pass_ms(5_000)
     assert not node.under_way(HashFiles)
@@ -566,7 +566,7 @@ def test_a_copy_that_comes_after_its_slot_was_released_is_unlinked(
     node.take()
     assert node.replica.state.files.manifest.files() == (() if released else (made,))
     assert node.under_way(DeleteFiles) == ([DeleteFiles(GROUP, (made,))] if released else [])
-    assert not node.replica.state.compactions.under_way and not node.under_way(CompactFiles)
+    assert not node.replica.state.compactions.active and not node.under_way(CompactFiles)
 
 
 @pytest.mark.parametrize("unlinked", [False, True])

@@ -105,7 +105,7 @@ def test_many_waiting_copies_end_one_by_one_if_no_copy_comes(node: Lacking) -> N
     node.fetch(1_000)
     for _ in range(2):
         asked = node.calls()
-        node.host.desk.space.room = Room.LOW
+        node.host.effects.space.room = Room.LOW
         node.answer(asked, NOT_MADE)
     node.host.tick(10, 0)
     node.take()
@@ -154,7 +154,7 @@ def test_an_exception_in_a_part_of_a_copy_means_that_nothing_came(
             patched.setattr(copies, "_fits", broken)
         node.answer(asked, OPENED)
         if part == "fetched":
-            patched.setattr(copies, "have_checked", broken)
+            patched.setattr(copies, "request_hashes", broken)
         if part != "answered":
             node.finish(StageFiles, FilesStaged(("g",), (), 10))
         if part == "placed":

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nodeagent.host.handlers import writes
-from nodeagent.host.handlers.leading import check_schema, evidence_at
+from nodeagent.host.handlers.leading import check_schema, report_at
 from nodeagent.meta import commands as c
 from nodeagent.meta.state import MetaState
 from nodeagent.model import requests as q
@@ -39,7 +39,7 @@ def test_writes_are_refused_and_deletes_are_not(cluster: Any) -> None:
 
 def test_only_operators_can_have_it_logged(cluster: Any) -> None:
     """It is no evidence that a node may forward."""
-    assert evidence_at(1, c.encode(c.DropTable(1, "root.a", "m", 1))) is None
+    assert report_at(1, c.encode(c.DropTable(1, "root.a", "m", 1))) is None
 
 
 def test_a_table_of_that_name_is_made_under_the_rule_for_known_ones(cluster: Any) -> None:

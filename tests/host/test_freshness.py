@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.freshness import ASK_AGAIN_MS, Freshness
 
 
@@ -10,10 +10,10 @@ class Replica:
     """Its leader answers when a test says so."""
 
     def __init__(self) -> None:
-        self.desk = Desk(1_000, 0)
+        self.effects = EffectQueue(1_000, 0)
         self.seen = 10
         self.asked: list[tuple[Callable[[], None], Callable[[str], None]]] = []
-        self.freshness = Freshness(self.desk, lambda *calls: self.asked.append(calls), lambda: self.seen)
+        self.freshness = Freshness(self.effects, lambda *calls: self.asked.append(calls), lambda: self.seen)
         self.said: list[object] = []
 
     def within(self, bound_ms: int) -> None:
@@ -25,10 +25,10 @@ def test_the_age_counts_from_the_question() -> None:
     r = Replica()
     assert r.freshness.age_ms == -1
     r.freshness.refresh(100)
-    r.desk.now += 70
+    r.effects.now += 70
     r.asked.pop()[0]()
     assert r.freshness.age_ms == 70
-    r.desk.now += 30
+    r.effects.now += 30
     assert r.freshness.age_ms == 100
 
 
@@ -42,7 +42,7 @@ def test_one_question_is_open_at_a_time_and_is_not_repeated_at_once() -> None:
     assert r.said == [-1, -1, -1]
     r.freshness.refresh(100)
     assert not r.asked
-    r.desk.now += ASK_AGAIN_MS
+    r.effects.now += ASK_AGAIN_MS
     r.freshness.refresh(100)
     assert len(r.asked) == 1
 
@@ -51,13 +51,13 @@ def test_waiting_requests_are_judged_by_the_age_after_the_answer() -> None:
     """A state within the bound is used at once, another after a question; a later answer is too old."""
     r = Replica()
     r.within(50)
-    r.desk.now += 50
+    r.effects.now += 50
     r.asked.pop()[0]()
     r.within(50)
     assert r.said == ["ok", "ok"] and not r.asked
-    r.desk.now += 1
+    r.effects.now += 1
     r.within(50)
-    r.desk.now += 51
+    r.effects.now += 51
     r.asked.pop()[0]()
     assert r.said == ["ok", "ok", 51]
 

@@ -14,10 +14,10 @@ from nodeagent.data.compaction import cut_off
 from nodeagent.data.state import initial
 from nodeagent.host.admission import check_status
 from nodeagent.host.bootstrap import AGAIN_MS, Bootstrap
-from nodeagent.host.desk import Desk, To
+from nodeagent.host.effect_queue import EffectQueue, To
 from nodeagent.host.found import lost_meta
 from nodeagent.host.group_steps import GroupSteps
-from nodeagent.host.handlers.leading import evidence_at
+from nodeagent.host.handlers.leading import report_at
 from nodeagent.host.handlers.probes import Probes
 from nodeagent.host.host import DRIVE_MS, Host
 from nodeagent.host.installs import INSTALL_KEEP_MS
@@ -48,12 +48,14 @@ from nodeagent.model.jobs import (
     install_area,
 )
 from nodeagent.model.limits import ENTRY_BYTES_MAX
+from nodeagent.model.membership import MembershipStatus
 from nodeagent.model.operation import Operation, Options, Stage
 from nodeagent.model.raft_messages import AppendRequest, Heartbeat, Routed, SnapshotOffer
 from nodeagent.model.requests import (
     Accepted,
     CheckFiles,
     CheckStatus,
+    ControlOperation,
     DeleteRows,
     ErrorReply,
     ExportFiles,
@@ -78,14 +80,12 @@ from nodeagent.model.requests import (
     ScanRows,
     SealedSessions,
     SessionOpened,
-    SetHolds,
-    Steer,
+    SetFailpoints,
     TakeLock,
     Write,
     Written,
 )
 from nodeagent.model.schema import Column, TableSchema
-from nodeagent.model.standing import Standing
 from nodeagent.partition.hash import slot_of
 from nodeagent.raft import RaftLog
 from nodeagent.raft.core import Raft
@@ -377,12 +377,12 @@ def test_entries_of_the_replaced_log_are_not_applied_to_an_installed_state() -> 
     saved = Saved(Base(9, 1, MEMBERS), encode_checkpoint(later.checkpoint()), sent=True, group="a.1")
     host.on_job(number, Installed(msgspec.msgpack.encode(saved), 1), 20)
     persist = host.take().persist
-    assert persist is not None and replica.seen == 9 and not replica.is_whole
+    assert persist is not None and replica.applied_index == 9 and not replica.is_whole
     replica._apply(2, [opaque] * 3)
-    assert replica.seen == 9 and replica.state.applied == 9
+    assert replica.applied_index == 9 and replica.state.applied == 9
     host.on_persisted(persist[0], 30)
     replica._apply(10, [opaque])
-    assert replica.seen == 10 and replica.is_whole
+    assert replica.applied_index == 10 and replica.is_whole
 
 
 def test_a_node_remembers_its_promises_to_a_group_that_it_leaves() -> None:
@@ -516,10 +516,10 @@ def test_a_snapshot_that_is_offered_again_keeps_its_area() -> None:
     host.tick(INSTALL_KEEP_MS, 0)
     ((number, _),) = [(n, j) for n, j in host.take().jobs if isinstance(j, DropStaging)]
     host.on_job(number, Failed("unavailable", "io"), INSTALL_KEEP_MS)
-    assert host.desk.unremoved
+    assert host.effects.unremoved
     host.replicas.data["a.1"].condition.installing = "s1"
     host.tick(INSTALL_KEEP_MS + 5_000, 0)
-    assert not [j for _, j in host.take().jobs if isinstance(j, DropStaging)] and not host.desk.unremoved
+    assert not [j for _, j in host.take().jobs if isinstance(j, DropStaging)] and not host.effects.unremoved
 
 
 @pytest.mark.parametrize(
@@ -528,16 +528,16 @@ def test_a_snapshot_that_is_offered_again_keeps_its_area() -> None:
         (meta.encode(meta.MetaReady(1, "op-1")), True),
         (b"\xc1garbage", False),
         (meta.encode(meta.PutSchema(1, TableSchema("g", "t", 1, ()))), False),
-        (meta.encode(meta.SteerOperation(1, "op-1", "dead", "", node="a")), False),
+        (meta.encode(meta.ControlOperation(1, "op-1", "dead", "", node="a")), False),
     ],
 )
 def test_only_progress_reports_are_forwarded_into_the_meta_log(command: bytes, good: bool) -> None:
-    assert (evidence_at(9, command) is not None) is good
+    assert (report_at(9, command) is not None) is good
 
 
 def test_a_progress_report_gets_the_time_of_the_leader() -> None:
     """The reporting node's clock may be hours off: a hold timed by it would end too early or too late."""
-    at = evidence_at(9, meta.encode(meta.AdoptedBy(1, "op-1", "a.1", 5)))
+    at = report_at(9, meta.encode(meta.AdoptedBy(1, "op-1", "a.1", 5)))
     assert at == meta.encode(meta.AdoptedBy(9, "op-1", "a.1", 5))
 
 
@@ -597,7 +597,7 @@ def test_a_node_that_reads_its_own_retirement_in_the_log_serves_nobody() -> None
     (_, reply) = host.take().replies[0]
     assert isinstance(reply, ErrorReply) and reply.code == "unavailable" and "retired" in reply.what
     host.cluster.meta.image.retired.remove("i")  # the removal was cancelled
-    assert not host.own_standing.outcast
+    assert not host.own_membership.fenced_reason
 
 
 COLUMNS = (Column("d", "STRING", True), Column("v", "DOUBLE", False))
@@ -630,13 +630,13 @@ def test_the_first_leader_creates_the_cluster_once_the_seeds_have_answered() -> 
     """It checks repeatedly, with one timer."""
     host, looked = opened(CONFIG, {}), []
     cluster: Any = SimpleNamespace(meta_replica=SimpleNamespace())
-    silent: Any = SimpleNamespace(ask_again=lambda: False)
-    bootstrap = Bootstrap(host.context, cluster, silent, lambda: looked.append(host.desk.now))
+    silent: Any = SimpleNamespace(ask_missing=lambda: False)
+    bootstrap = Bootstrap(host.context, cluster, silent, lambda: looked.append(host.effects.now))
     for _ in range(2):
         bootstrap.propose()
         bootstrap.propose()
-        host.desk.now += AGAIN_MS
-        host.desk.fire()
+        host.effects.now += AGAIN_MS
+        host.effects.fire()
     assert looked == [AGAIN_MS, 2 * AGAIN_MS]
 
 
@@ -667,7 +667,7 @@ def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:
     """Slots are closed between the steps, so the host continues when the entry is applied, not at a tick."""
     raft = SimpleNamespace(term=2, change=lambda config, now: 7)
     replica: Any = SimpleNamespace(group="a.1", raft=raft, seen=4, propose=lambda batch: 5)
-    context: Any = SimpleNamespace(node="a", desk=Desk(0, 0))
+    context: Any = SimpleNamespace(node="a", effects=EffectQueue(0, 0))
     replicas: Any = SimpleNamespace(cluster=None, data={"a.1": replica})
     unused: Any = None
     steps = GroupSteps(context, replicas, unused, unused, unused, unused, unused)
@@ -690,7 +690,7 @@ def test_the_host_drives_between_two_ticks_when_a_step_is_due() -> None:
     operations.drive = lambda: driven.append(1)
     operations.is_due = lambda: bool(due) and due.pop()
     host.take()
-    assert driven == [1] and host.desk.now < DRIVE_MS
+    assert driven == [1] and host.effects.now < DRIVE_MS
     host.take()
     assert driven == [1]
 
@@ -698,12 +698,12 @@ def test_the_host_drives_between_two_ticks_when_a_step_is_due() -> None:
 @pytest.mark.parametrize("may_hold", [False, True])
 def test_failpoints_are_refused_by_an_agent_not_started_for_tests(may_hold: bool) -> None:
     host = open_host(1)
-    host.operations.hold_points.may_set = may_hold
-    host.handlers.on_request(1, SetHolds(("after:OPEN",)))
+    host.operations.failpoints.may_set = may_hold
+    host.handlers.on_request(1, SetFailpoints(("after:OPEN",)))
     _, reply = host.take().replies[0]
     assert isinstance(reply, Accepted if may_hold else ErrorReply)
-    assert host.operations.hold_points.points == (frozenset({"after:OPEN"}) if may_hold else frozenset())
-    host.handlers.on_request(2, SetHolds(("after:LUNCH",)))
+    assert host.operations.failpoints.points == (frozenset({"after:OPEN"}) if may_hold else frozenset())
+    host.handlers.on_request(2, SetFailpoints(("after:LUNCH",)))
     _, unknown = host.take().replies[0]
     assert isinstance(unknown, ErrorReply)
 
@@ -791,10 +791,10 @@ def test_a_node_that_is_heard_is_not_declared_dead() -> None:
     """The change continues with it, and the caller learns why."""
     host = leads_alone()
     host.cluster.meta.image.nodes["b"] = NodeRecord("b", "h", 1, 1, "i-b", 0)
-    op = Operation("op-9", "add-node", "b", "me", 0, 1, 9, [], [], Options(), Stage.FORMAL)
+    op = Operation("op-9", "add-node", "b", "me", 0, 1, 9, [], [], Options(), Stage.RECONFIGURING)
     host.cluster.meta.image.operations.append(op)
     host.peers.heard["b"] = 3_000
-    host.on_request(1, Steer("op-9", "dead", "me", node="b"), 3_000, 0)
+    host.on_request(1, ControlOperation("op-9", "dead", "me", node="b"), 3_000, 0)
     (reply,) = run_out(host).values()
     assert isinstance(reply, ErrorReply) and "b" in reply.what, reply
     assert not op.dead
@@ -802,7 +802,7 @@ def test_a_node_that_is_heard_is_not_declared_dead() -> None:
 
 def test_a_configured_seed_is_no_member_once_the_cluster_is_formed() -> None:
     """It may have been removed since, and have returned with a new directory."""
-    assert leads_alone().standing("b", "any", 3_000) is Standing.UNKNOWN
+    assert leads_alone().standing("b", "any", 3_000) is MembershipStatus.UNKNOWN
 
 
 def test_a_request_may_wait_for_the_sessions_of_a_seal() -> None:
@@ -874,10 +874,10 @@ def test_an_invalid_progress_report_is_refused_before_it_is_logged() -> None:
     assert host.cluster.meta_replica is not None
     last = host.cluster.meta_replica.raft.log.last_index
     bad = (
-        meta.encode(meta.LedAgain(0, "x.1", "op-1")),
+        meta.encode(meta.RecoveryCompleted(0, "x.1", "op-1")),
         meta.encode(meta.SetDraining(0, "a", True, "me")),
         b"\xc1",
-        meta.encode(meta.LedAgain(0, "x.1", "op-1")).replace(b"op-1", b"op\xff1"),
+        meta.encode(meta.RecoveryCompleted(0, "x.1", "op-1")).replace(b"op-1", b"op\xff1"),
     )
     for token, command in enumerate(bad):
         host.on_request(token, Forward(command), 3_000, 3_000)
@@ -889,10 +889,10 @@ def test_an_invalid_progress_report_is_refused_before_it_is_logged() -> None:
 def test_a_progress_report_goes_to_every_new_meta_leader_at_once() -> None:
     """Slots are closed until it is in the record, and the previous leader's copy may be lost."""
     host = settled_host({})
-    report = partial(host.operations.reports.report, meta.LedAgain(0, "a.1", "op-1"))
+    report = partial(host.operations.reports.report, meta.RecoveryCompleted(0, "a.1", "op-1"))
 
     def asked(now: int) -> list[To]:
-        host.desk.now = now
+        host.effects.now = now
         report()
         return [to for _, to, request in host.take().calls if isinstance(request, Forward)]
 
@@ -904,7 +904,7 @@ def test_a_progress_report_goes_to_every_new_meta_leader_at_once() -> None:
     assert asked(1_002) == ["b"] and not asked(1_003)
     assert not asked(1_001 + REPORT_AGAIN_MS) and asked(1_002 + REPORT_AGAIN_MS) == ["b"]
     lead("c", 3, 1_600)
-    host.desk.now = 1_601
+    host.effects.now = 1_601
     report()
     ((number, to, _),) = [call for call in host.take().calls if isinstance(call[2], Forward)]
     host.on_reply(number, ErrorReply("invalid_input", "there is no group a.1"), 1_602)  # it lags
@@ -975,7 +975,7 @@ def test_an_exception_in_the_last_check_of_a_change_ends_that_request() -> None:
         raise KeyError("a bug")
 
     assert host.cluster.meta_replica is not None
-    begin = meta.SteerOperation(0, "op-1", "resume", "me")
+    begin = meta.ControlOperation(0, "op-1", "resume", "me")
     leading = host.cluster.meta_replica
     Probes(host.context, host.replicas, 1, leading, begin, {"a.1": ("a",)}, fails).start()
     reply = run_out(host)[1]
@@ -984,14 +984,14 @@ def test_an_exception_in_the_last_check_of_a_change_ends_that_request() -> None:
 
 def test_an_exception_after_the_answer_sends_no_second_answer() -> None:
     """A second answer would have the token of no open request."""
-    desk = Desk(0, 0)
+    effects = EffectQueue(0, 0)
 
     def answers_and_fails() -> None:
-        desk.reply(1, Accepted())
+        effects.reply(1, Accepted())
         raise KeyError("a bug")
 
-    desk.guarded(1, "a read", answers_and_fails)()
-    assert desk.replies == [(1, Accepted())] and desk.failures == 1
+    effects.guarded(1, "a read", answers_and_fails)()
+    assert effects.replies == [(1, Accepted())] and effects.failures == 1
 
 
 def test_a_half_changed_state_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from nodeagent.data.slots import Sealed
-from nodeagent.host.leadership import PREFER_HEADER_MS, SHORT_MS, Leadership
+from nodeagent.host.leadership import PREFER_OWNER_MS, SHORT_MS, Leadership
 from nodeagent.host.replicas import Replicas
 from nodeagent.model.operation import Operation, Options, SlotMove, Stage
 from nodeagent.raft import PeerStatus
@@ -27,7 +27,7 @@ class World:
         self.progress = {n: PeerStatus(9, ProgressState.REPLICATE) for n in ("b", "c")}
         raft = SimpleNamespace(
             log=SimpleNamespace(config=SimpleNamespace(voters=("a", "b", "c"))),
-            short_of_room=lambda: [n for n, word in self.said.items() if word == NONE],
+            voters_low_on_space=lambda: [n for n, word in self.said.items() if word == NONE],
             has_room=lambda node: self.said[node] == ROOM if node != "a" else False,
             caught_up=lambda node: True,
             can_change=lambda: self.can_change,
@@ -44,17 +44,17 @@ class World:
             state=state,
             for_peers=SimpleNamespace(lacks_files_of=lambda n: n in self.sources),
         )
-        self.desk = SimpleNamespace(now=0, space=SimpleNamespace(is_low=low), note=lambda *_, **__: None)
+        self.effects = SimpleNamespace(now=0, space=SimpleNamespace(is_low=low), note=lambda *_, **__: None)
         meta = SimpleNamespace(operations=SimpleNamespace(open=lambda: None), image=SimpleNamespace(nodes={}))
         replicas: Any = Replicas(cast(Any, SimpleNamespace(meta=meta, meta_replica=None)))
         replicas.data[group] = replica
         self.heard = {"b": 0, "c": 0}
-        context = SimpleNamespace(node="a", desk=self.desk, random=random.Random(1))
+        context = SimpleNamespace(node="a", effects=self.effects, random=random.Random(1))
         self.leadership = Leadership(cast(Any, context), replicas, cast(Any, self))
 
     def keep(self, *, after_ms: int = 0) -> list[str]:
-        self.desk.now += after_ms
-        self.heard = dict.fromkeys(self.heard, self.desk.now)
+        self.effects.now += after_ms
+        self.heard = dict.fromkeys(self.heard, self.effects.now)
         self.leadership.keep()
         return self.asked
 
@@ -87,12 +87,12 @@ def test_a_group_owner_that_was_short_of_space_long_ago_is_preferred() -> None:
     """Space comes and goes while disks fill, and leadership does not follow each change."""
     world = World("b.1", low=False, b=NONE, c=ROOM)
     for _ in range(3):
-        world.keep(after_ms=PREFER_HEADER_MS)
+        world.keep(after_ms=PREFER_OWNER_MS)
     world.said["b"] = ROOM
-    while world.desk.now + PREFER_HEADER_MS < SHORT_MS:
-        assert world.keep(after_ms=PREFER_HEADER_MS) == []
+    while world.effects.now + PREFER_OWNER_MS < SHORT_MS:
+        assert world.keep(after_ms=PREFER_OWNER_MS) == []
     for _ in range(6):
-        world.keep(after_ms=PREFER_HEADER_MS)
+        world.keep(after_ms=PREFER_OWNER_MS)
     assert world.asked[:1] == ["b"]
 
 
@@ -146,7 +146,7 @@ def test_a_metadata_only_seal_lacks_the_files_of_its_sources() -> None:
         slots = ((number, number + 1),)
         moves = [SlotMove(slots, "a.1", ("a", source), "d.1", ("d",))]
         host.cluster.meta.image.operations.append(
-            Operation(f"op-{number}", "rebalance", "", "me", 0, 1, 2, moves, [], Options(), Stage.MOVING)
+            Operation(f"op-{number}", "rebalance", "", "me", 0, 1, 2, moves, [], Options(), Stage.COPYING)
         )
         replica.state.slots.sealed[f"op-{number}"] = Sealed({number}, 9, b"", hollow)
     assert [n for n in "bcd" if replica.for_peers.lacks_files_of(n)] == ["b"]

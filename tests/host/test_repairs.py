@@ -6,7 +6,7 @@ import pytest
 from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import initial
 from nodeagent.host import repairs
-from nodeagent.host.desk import To
+from nodeagent.host.effect_queue import To
 from nodeagent.host.saved import Saved
 from nodeagent.log import Damage
 from nodeagent.model.entries import Base, Config

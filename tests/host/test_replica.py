@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from nodeagent.host.checkpoints import CHECKPOINT_MIN_MS
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.host.saved import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.config import RaftSettings
@@ -118,7 +118,7 @@ def test_a_read_runs_once_everything_committed_before_it_is_applied() -> None:
     for commit in (1, 2):
         hear(groups, "b", Heartbeat(1, commit))
         settle(groups, 10)
-        assert not seen and replica.seen == commit
+        assert not seen and replica.applied_index == commit
     hear(groups, "b", Heartbeat(1, 3))
     settle(groups, 10)
     assert seen == [3]
@@ -199,7 +199,7 @@ def far_behind() -> tuple[Groups, int, int, MakeSnapshot]:
     settle(groups, PATIENCE_MS)
     hear(groups, "b", AppendReply(term, True, 5), AppendReply(term, True, 7), now=PATIENCE_MS)
     settle(groups, PATIENCE_MS)
-    assert replica.seen == 7 and replica.raft.log.base.index == 5
+    assert replica.applied_index == 7 and replica.raft.log.base.index == 5
     hear(groups, "c", HeartbeatReply(term), AppendReply(term, False, 5, 2, 1), now=PATIENCE_MS)
     ((number, job),) = settle(groups, PATIENCE_MS).jobs
     assert isinstance(job, MakeSnapshot)
@@ -249,7 +249,7 @@ def test_a_proposal_whose_place_another_leader_took_is_answered() -> None:
     hear(groups, "b", AppendRequest(term + 1, 1, term, 1, [noop] * 2), now=PATIENCE_MS)
     groups.tick(3 * PATIENCE_MS, 0)
     effects = settle(groups, 3 * PATIENCE_MS)
-    assert replica.leads and replica.seen == 4
+    assert replica.leads and replica.applied_index == 4
     assert [token for token, _ in effects.replies] == [71, 72]
     assert all(isinstance(r, ErrorReply) and r.code == "not_leader" for _, r in effects.replies)
     replica.propose([command(3).data], 73)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from nodeagent.data import commands as data
-from nodeagent.data.handover import digest
-from nodeagent.host.desk import Desk
+from nodeagent.data.slot_migration import digest
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.session_parts import (
     RETRY_MS,
     SEAL_WAIT_MS,
@@ -18,13 +18,13 @@ from nodeagent.host.session_parts import (
 )
 from nodeagent.model.limits import SESSIONS_PART_BYTES
 from nodeagent.model.requests import ErrorReply, GetSealedSessions, SealedSessions
-from nodeagent.runtime.notes import NOTABLE
-from nodeagent.scaling.groups import FetchAhead, Part, TakeParts
+from nodeagent.runtime.notes import RETAINED_EVENTS
+from nodeagent.scaling.groups import Part, PrefetchParts, TakeParts
 
 PART = b"sessions"
 OPEN = data.Open("op-9", 9, ((0, 2),), ())
 ACTION = TakeParts("op-9", (Part("a.1", 0, digest(PART), ("n", "b", "c")),), OPEN)
-AHEAD = FetchAhead("op-9", (Part("a.1", 0, "", ("n", "b", "c")),))
+AHEAD = PrefetchParts("op-9", (Part("a.1", 0, "", ("n", "b", "c")),))
 
 
 def replica(group: str = "n.9", table: bytes | None = None) -> Any:
@@ -39,10 +39,10 @@ class Node:
     def __init__(self, **replicas: Any) -> None:
         self.gaining = replica()
         self.replicas = {"n.9": self.gaining, **replicas}
-        self.desk = Desk(0, 0)
+        self.effects = EffectQueue(0, 0)
         self.logged: list[bytes] = []
         self.accepts = True
-        self.parts = SessionParts("n", self.desk, self.replicas, self._propose)
+        self.parts = SessionParts("n", self.effects, self.replicas, self._propose)
         self.parts.begin("op-9")
 
     def _propose(self, _: Any, batch: list[bytes]) -> bool:
@@ -52,19 +52,19 @@ class Node:
 
     def ahead(self) -> list[str]:
         """The members that it asks before the seal is known."""
-        self.desk.calls.clear()
+        self.effects.calls.clear()
         self.parts.fetch_ahead(self.gaining, AHEAD)
-        return [str(to) for _, to, _ in self.desk.calls]
+        return [str(to) for _, to, _ in self.effects.calls]
 
     def take(self) -> list[str]:
         """The members that it asks now."""
-        self.desk.calls.clear()
+        self.effects.calls.clear()
         self.parts.take(self.gaining, ACTION)
-        return [str(to) for _, to, _ in self.desk.calls]
+        return [str(to) for _, to, _ in self.effects.calls]
 
     def wait(self) -> None:
-        self.desk.now += RETRY_MS
-        self.desk.fire()
+        self.effects.now += RETRY_MS
+        self.effects.fire()
 
 
 LOGGED = [data.encode(data.OpenSessions("op-9", "a.1", 0, PART)), data.encode(OPEN)]
@@ -82,19 +82,19 @@ def test_members_are_asked_in_turn_until_one_has_the_recorded_digest(bad: Any) -
     """Also if this node's own replica has another part. No part is requested twice at a time."""
     node = Node(**{"a.1": replica("a.1", b"others")})
     assert node.take() == ["b"]
-    (call,) = node.desk.calls
+    (call,) = node.effects.calls
     assert call[2] == GetSealedSessions("op-9", "a.1", 0)
     assert node.take() == []
-    node.desk.on_reply(call[0], bad)
+    node.effects.on_reply(call[0], bad)
     assert not node.logged and node.take() == []
     node.wait()
     assert node.take() == ["c"]
-    node.desk.on_reply(node.desk.calls[0][0], bad)
+    node.effects.on_reply(node.effects.calls[0][0], bad)
     node.wait()
     assert node.take() == ["b"]
-    assert {event for event, _ in node.desk.notes} == {"sessions_later"} <= NOTABLE
+    assert {event for event, _ in node.effects.notes} == {"sessions_later"} <= RETAINED_EVENTS
     assert not node.parts.have_come()
-    node.desk.on_reply(node.desk.calls[0][0], SealedSessions(PART))
+    node.effects.on_reply(node.effects.calls[0][0], SealedSessions(PART))
     assert node.parts.have_come() and not node.parts.have_come()
     node.accepts = False
     assert node.take() == [] and not node.logged
@@ -108,11 +108,11 @@ def test_nothing_is_logged_before_all_parts_are_here() -> None:
     two = (*ACTION.parts, Part("a.2", 0, digest(b"two"), ("b",)))
     for opening in (OPEN, None):
         node.logged.clear()
-        node.desk.calls.clear()
+        node.effects.calls.clear()
         action = TakeParts("op-9", two, opening)
         node.parts.take(node.gaining, action)
         assert not node.logged
-        node.desk.on_reply(node.desk.calls[0][0], SealedSessions(b"two"))
+        node.effects.on_reply(node.effects.calls[0][0], SealedSessions(b"two"))
         node.parts.take(node.gaining, action)
         second = data.encode(data.OpenSessions("op-9", "a.2", 0, b"two"))
         assert node.logged == [LOGGED[0], second, *([LOGGED[1]] if opening else [])]
@@ -122,18 +122,18 @@ def test_a_prefetched_part_is_used() -> None:
     """But for what turns out to be something else. It is asked for once, and not where it comes by itself."""
     node = Node()
     assert node.ahead() == ["b"]
-    ((call, _, request),) = node.desk.calls
+    ((call, _, request),) = node.effects.calls
     assert request == GetSealedSessions("op-9", "a.1", 0, wait=True)
     assert node.ahead() == []
-    node.desk.on_reply(call, SealedSessions(PART))
+    node.effects.on_reply(call, SealedSessions(PART))
     assert node.parts.have_come() and not node.logged
     assert node.take() == [] and node.logged == LOGGED
 
     bad = Node()
     bad.ahead()
-    bad.desk.on_reply(bad.desk.calls[0][0], SealedSessions(b"others"))
+    bad.effects.on_reply(bad.effects.calls[0][0], SealedSessions(b"others"))
     assert bad.take() == ["c"] and not bad.logged
-    bad.desk.on_reply(bad.desk.calls[0][0], SealedSessions(PART))
+    bad.effects.on_reply(bad.effects.calls[0][0], SealedSessions(PART))
     assert bad.take() == [] and bad.logged == LOGGED
 
     silent = Node()
@@ -146,9 +146,9 @@ def test_a_prefetched_part_is_used() -> None:
 def test_a_part_for_an_ended_operation_is_dropped(reply: Any) -> None:
     node = Node()
     node.ahead()
-    ((call, _, _),) = node.desk.calls
+    ((call, _, _),) = node.effects.calls
     node.parts.begin("")
-    node.desk.on_reply(call, reply)
+    node.effects.on_reply(call, reply)
     node.parts.begin("op-9")
     assert node.take() == ["b"]
 
@@ -157,23 +157,23 @@ def test_a_request_of_an_ended_operation_does_not_delay_the_next() -> None:
     """The member that was asked does not answer; later the same groups seal and gain again."""
     node = Node()
     assert node.take() == ["b"]
-    ((call, _, _),) = node.desk.calls
+    ((call, _, _),) = node.effects.calls
     assert node.take() == []
     node.parts.begin("op-10")
     again = TakeParts("op-10", ACTION.parts, None)
-    node.desk.calls.clear()
+    node.effects.calls.clear()
     node.parts.take(node.gaining, again)
-    ((_, to, request),) = node.desk.calls
+    ((_, to, request),) = node.effects.calls
     assert isinstance(request, GetSealedSessions) and (to, request.operation) == ("b", "op-10")
-    node.desk.on_reply(call, ErrorReply("timeout", "no answer"))
-    node.desk.on_reply(node.desk.calls[0][0], SealedSessions(PART))
+    node.effects.on_reply(call, ErrorReply("timeout", "no answer"))
+    node.effects.on_reply(node.effects.calls[0][0], SealedSessions(PART))
     node.parts.take(node.gaining, again)
     assert node.logged == [data.encode(data.OpenSessions("op-10", "a.1", 0, PART))]
 
 
 def test_a_request_waits_for_a_part_of_a_later_seal() -> None:
-    desk, holder, late, answered = Desk(0, 0), replica("a.1"), replica("a.2"), list[str]()
-    waits = SealWaits(desk)
+    effects, holder, late, answered = EffectQueue(0, 0), replica("a.1"), replica("a.2"), list[str]()
+    waits = SealWaits(effects)
     waits.add(holder, "op-9", lambda: answered.append("sealed"))
     waits.add(late, "op-9", lambda: answered.append("late"))
     waits.look()
@@ -182,11 +182,11 @@ def test_a_request_waits_for_a_part_of_a_later_seal() -> None:
     waits.look()
     assert answered == ["sealed"]
     waits.add(holder, "op-9", lambda: answered.append("at once"))
-    desk.now = SEAL_WAIT_MS - 1
-    desk.fire()
+    effects.now = SEAL_WAIT_MS - 1
+    effects.fire()
     assert answered == ["sealed", "at once"]
-    desk.now = SEAL_WAIT_MS
-    desk.fire()
+    effects.now = SEAL_WAIT_MS
+    effects.fire()
     assert answered == ["sealed", "at once", "late"]
     late.state.slots.ended["op-9"] = "cancelled"
     waits.add(late, "op-9", lambda: answered.append("over"))
@@ -194,7 +194,7 @@ def test_a_request_waits_for_a_part_of_a_later_seal() -> None:
 
 
 def test_the_number_of_requests_that_wait_for_seals_is_bounded() -> None:
-    waits, holder, answered = SealWaits(Desk(0, 0)), replica("a.1"), list[int]()
+    waits, holder, answered = SealWaits(EffectQueue(0, 0)), replica("a.1"), list[int]()
     for number in range(SEAL_WAITS_MAX + 1):
         waits.add(holder, "op-9", lambda n=number: answered.append(n))  # type: ignore[misc]
     assert answered == [SEAL_WAITS_MAX]
@@ -204,7 +204,7 @@ def test_an_answer_that_comes_after_leadership_was_lost_is_not_logged() -> None:
     node = Node()
     node.take()
     node.gaining.leads = False
-    node.desk.on_reply(node.desk.calls[0][0], SealedSessions(PART))
+    node.effects.on_reply(node.effects.calls[0][0], SealedSessions(PART))
     assert not node.logged
 
 

@@ -98,7 +98,7 @@ def test_a_leader_says_whether_it_makes_files_of_the_rows_that_wait(
     host = leads_alone()
     monkeypatch.setattr(limits, "MEMTABLES_MAX", -1)
     monkeypatch.setattr(StateJobs, "is_closing", at_work)
-    reply = refused_write(host, 3_000 + limits.PRESSED_REFUSAL_MS)
+    reply = refused_write(host, 3_000 + limits.OVERLOAD_REPLY_DELAY_MS)
     assert "wait for their files" in reply.what and reply.details["at_work"] is at_work
 
 

@@ -13,10 +13,10 @@ from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Base, HardState
 from nodeagent.model.ids import META
 from nodeagent.model.jobs import CheckpointSaved, SaveCheckpoint
+from nodeagent.model.membership import MembershipStatus
 from nodeagent.model.raft_messages import AppendReply, Routed, VoteReply, VoteRequest
 from nodeagent.model.requests import ErrorReply, GetMeta, GroupRecord, NodeRecord
-from nodeagent.model.standing import Standing
-from nodeagent.raft.progress import FORGOT_MS, Progress
+from nodeagent.raft.progress import LOST_AFTER_MS, Progress
 from tests.host.opened import opened
 from tests.host.test_host import CONFIG, ME, MEMBERS, checkpoint, found, settled_host
 
@@ -56,10 +56,11 @@ def test_a_node_of_an_older_copy_is_not_heard() -> None:
     host = settled_host({})
     assert host.cluster.meta_replica is not None
     host.cluster.meta_replica._machine.state = saved
-    assert host.standing("b", "inc-b", 1) is Standing.MEMBER
+    assert host.standing("b", "inc-b", 1) is MembershipStatus.MEMBER
     host.peers.starts.older["inc-b"] = "why"
     assert (
-        host.standing("b", "inc-b", 1) is Standing.OLDER and host.standing("c", "inc-c", 1) is Standing.MEMBER
+        host.standing("b", "inc-b", 1) is MembershipStatus.OLDER
+        and host.standing("c", "inc-c", 1) is MembershipStatus.MEMBER
     )
 
 
@@ -122,8 +123,8 @@ def test_a_follower_that_lacks_what_it_acknowledged_is_named() -> None:
     assert not progress.accepted(20, 50_001)
     assert not progress.rejected(20, 5, 90_000) and not progress.forgot
     assert not progress.accepted(15, 90_001), "an old acceptance clears nothing"
-    assert not progress.rejected(20, 5, 90_000 + FORGOT_MS - 1) and not progress.forgot
-    assert not progress.rejected(20, 5, 90_000 + FORGOT_MS) and progress.forgot
+    assert not progress.rejected(20, 5, 90_000 + LOST_AFTER_MS - 1) and not progress.forgot
+    assert not progress.rejected(20, 5, 90_000 + LOST_AFTER_MS) and progress.forgot
 
 
 def test_a_leader_fences_a_follower_that_lost_acknowledged_entries() -> None:
@@ -149,7 +150,7 @@ def test_a_leader_fences_a_follower_that_lost_acknowledged_entries() -> None:
     assert host.cluster.meta_replica is not None and host.cluster.meta_replica.leads
     last = raft.log.last_index
     host.on_raft("b", [Routed(META, AppendReply(raft.term, True, last))], now)
-    late = now + FORGOT_MS + 1
+    late = now + LOST_AFTER_MS + 1
     host.on_raft("b", [Routed(META, AppendReply(raft.term, False, last, 5, 1))], now + 1)
     host.on_raft("c", [Routed(META, AppendReply(raft.term, True, last))], late)
     host.on_raft("b", [Routed(META, AppendReply(raft.term, False, last, 5, 1))], late)
@@ -164,7 +165,7 @@ def test_a_leader_that_was_just_elected_declares_nobody_dead() -> None:
     assert host.cluster.meta_replica is not None
     changes = Changes(host.context, host.cluster, host.peers)
     timeout_ms = CONFIG.raft.election_timeout_ms
-    host.desk.now = now = 100 * timeout_ms
+    host.effects.now = now = 100 * timeout_ms
     host.cluster.meta_replica.led_since = now - LISTENED_TIMEOUTS * timeout_ms + 1
     refusal = changes.check_silent("b")
     assert refusal is not None and "b is not known to be dead" in refusal.what

@@ -218,7 +218,7 @@ def test_a_member_reports_which_files_it_once_had(monkeypatch: pytest.MonkeyPatc
     node, name = node_with_a_foreign_close(monkeypatch, Answers())
     state = node.replica.state
     before, later = "00003-000000000001-0000.tsfile", f"00003-{state.applied + 1:012d}-0000.tsfile"
-    assert [state.has_passed(n) for n in (before, name, later)] == [True, False, False]
-    assert not any(state.has_passed(n) for n in (FILES[0].name, "f", "", "00003-x-0000.tsfile"))
+    assert [state.was_removed(n) for n in (before, name, later)] == [True, False, False]
+    assert not any(state.was_removed(n) for n in (FILES[0].name, "f", "", "00003-x-0000.tsfile"))
     merge(node, name)
-    assert not state.has_passed(f"00003-{state.applied:012d}-0000.tsfile"), "the merge is to make it"
+    assert not state.was_removed(f"00003-{state.applied:012d}-0000.tsfile"), "the merge is to make it"

@@ -28,6 +28,7 @@ from nodeagent.model.requests import (
     Accepted,
     BeginChange,
     CloseAll,
+    ControlOperation,
     Drain,
     DropLock,
     DropTable,
@@ -52,7 +53,6 @@ from nodeagent.model.requests import (
     Reply,
     Request,
     RunsReply,
-    Steer,
     TakeLock,
     WriteRatesReply,
 )
@@ -105,7 +105,7 @@ class FakeCluster:
 
     operations: list[Operation] = field(default_factory=list)
     begun: list[BeginChange] = field(default_factory=list)
-    steered: list[Steer] = field(default_factory=list)
+    steered: list[ControlOperation] = field(default_factory=list)
     written: list[tuple[str, str, pa.Table, tuple[str, ...]]] = field(default_factory=list)
     deleted: list[tuple[str, str, dict[str, str | None], int | None, int | None]] = field(
         default_factory=list
@@ -356,19 +356,19 @@ class FakeCluster:
             self.names.remove(change.node)
         return operation
 
-    def steer(self, steer: Steer) -> Operation:
+    def control(self, control: ControlOperation) -> Operation:
         if self.error is not None:
             raise self.error
-        self.steered.append(steer)
-        found = next(o for o in self.operations if o.id == steer.operation)
-        if steer.verb == "cancel":
+        self.steered.append(control)
+        found = next(o for o in self.operations if o.id == control.operation)
+        if control.verb == "cancel":
             found.stage = Stage.CANCELLED
-        if steer.verb in ("pause", "resume"):
-            found.paused = steer.verb == "pause"
-        if steer.verb == "release":
+        if control.verb in ("pause", "resume"):
+            found.paused = control.verb == "pause"
+        if control.verb == "release":
             found.release_go = True
             found.stage = Stage.DONE
-        if steer.verb == "go":
+        if control.verb == "go":
             found.migrate_go = True
             found.stage = Stage.DONE
         return found

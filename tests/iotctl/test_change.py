@@ -150,7 +150,7 @@ def test_list_and_show_agree_on_the_bytes(spec: Path) -> None:
         def status(self, node: str) -> NodeStatus:
             return msgspec.structs.replace(FakeCluster.status(self, node), received_bytes={"op-9": 700})
 
-    cluster = Receiving(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    cluster = Receiving(operations=[make_operation("op-9", stage=Stage.COPYING)])
     shown = [
         json.loads(iotctl(spec, "ops", *words, "-o", "json", cluster=cluster).out)["operations"][0]
         for words in (("list",), ("show", "op-9"))
@@ -302,7 +302,7 @@ def test_a_group_without_known_sizes_is_exit_4(spec: Path) -> None:
 
 def test_ops_resume_continues_a_waiting_operation(spec: Path) -> None:
     """It sends `go`, watches and ends with 0; without any open operation it is refused."""
-    waiting = make_operation("op-9", stage=Stage.MOVING)
+    waiting = make_operation("op-9", stage=Stage.COPYING)
     waiting.options = Options(no_migrate=True)
     cluster = FakeCluster(operations=[waiting])
     done = iotctl(spec, "ops", "resume", "op-9", "-o", "json", cluster=cluster)
@@ -314,7 +314,7 @@ def test_ops_resume_continues_a_waiting_operation(spec: Path) -> None:
 
 def test_a_paused_operation_is_shown_with_the_command_that_ends_it(spec: Path) -> None:
     """`ops pause` sends the verb; list and status show the state and `ops resume`; a wait ends with it."""
-    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING)])
     done = iotctl(spec, "ops", "pause", "-o", "json", cluster=cluster)
     assert done.code == 0, done.err
     assert [(s.operation, s.verb, s.by) for s in cluster.steered] == [("op-9", "pause", "tester")]
@@ -338,14 +338,14 @@ def test_a_paused_operation_shows_what_was_copied(spec: Path) -> None:
             return msgspec.structs.replace(super().status(node), received_bytes={"op-9": 1024})
 
     for words in (("pause", "op-9"), ("set", "op-9", "--rate", "auto")):
-        cluster = Copying(operations=[make_operation("op-9", stage=Stage.MOVING)])
+        cluster = Copying(operations=[make_operation("op-9", stage=Stage.COPYING)])
         done = iotctl(spec, "ops", *words, cluster=cluster)
         assert done.code == 0 and "5.0 KiB" in done.out, (words, done.out)
 
 
 def test_resume_ends_a_pause_and_nothing_else(spec: Path) -> None:
     """An operation on hold before copying stays on hold: ending the pause does not start it."""
-    held = make_operation("op-9", stage=Stage.MOVING)
+    held = make_operation("op-9", stage=Stage.COPYING)
     held.options, held.paused = Options(no_migrate=True), True
     cluster = FakeCluster(operations=[held])
     done = iotctl(spec, "ops", "resume", "op-9", "-o", "json", cluster=cluster)
@@ -364,14 +364,14 @@ def test_cancel_names_its_cost(spec: Path) -> None:
 
 def test_several_open_operations_must_be_named(spec: Path) -> None:
     """Exit 2 listing them."""
-    cluster = FakeCluster(operations=[make_operation(f"op-{i}", stage=Stage.MOVING) for i in (8, 9)])
+    cluster = FakeCluster(operations=[make_operation(f"op-{i}", stage=Stage.COPYING) for i in (8, 9)])
     done = iotctl(spec, "ops", "show", cluster=cluster)
     assert done.code == Exit.USAGE and "op-8, op-9" in done.err
 
 
 def test_cancel_only_up_to_sealed(spec: Path) -> None:
     """From OPEN on it is refused and the reverse plan is offered."""
-    late = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    late = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING)])
     done = iotctl(spec, "ops", "cancel", "op-9", "--yes", cluster=late)
     assert done.code == Exit.REFUSED and "iotctl plan remove-node node6" in done.err
     early = FakeCluster(operations=[make_operation("op-9", stage=Stage.SEALED)])
@@ -381,7 +381,7 @@ def test_cancel_only_up_to_sealed(spec: Path) -> None:
 
 def test_a_wait_that_times_out_is_partly_done(spec: Path) -> None:
     """Exit 6; the last line is the exact command to continue."""
-    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING)])
     done = iotctl(spec, "cluster", "wait", "--for", "op=op-9", "--timeout", "300ms", cluster=cluster)
     assert done.code == Exit.PARTLY
     assert done.err.splitlines()[-1].endswith("iotctl cluster wait --for op=op-9")
@@ -417,7 +417,7 @@ def removal(stage: Stage) -> FakeCluster:
         (("ops", "wait", "op-9"), Stage.DONE),
         (("cluster", "wait", "--for", "op=op-9"), Stage.DONE),
         (("ops", "resume", "op-9"), Stage.DONE),
-        (("ops", "release", "op-9"), Stage.MOVING),
+        (("ops", "release", "op-9"), Stage.COPYING),
     ],
 )
 def test_any_command_that_sees_a_removal_end_completes_it(
@@ -525,7 +525,7 @@ def test_a_stale_plan_is_refused_before_it_is_shown(spec: Path) -> None:
 
 def test_set_rate(spec: Path) -> None:
     """`ops set ID --rate` reaches the meta group in bytes per second."""
-    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING)])
     assert iotctl(spec, "ops", "set", "op-9", "--rate", "1MiB/s", cluster=cluster).code == 0
     assert [(s.verb, s.rate_bytes_per_s) for s in cluster.steered] == [("set", 1_048_576)]
 
@@ -639,7 +639,7 @@ def test_an_unknown_strategy_and_no_moves_are_usage_errors(spec: Path) -> None:
 def test_a_rebalance_is_shown_without_a_node(spec: Path) -> None:
     """Without a stray blank in place of a node; after SEALED, only another plan reverts it."""
     operation = msgspec.structs.replace(
-        make_operation("op-9", stage=Stage.MOVING), kind="rebalance", node="", last_error="a sick disk"
+        make_operation("op-9", stage=Stage.COPYING), kind="rebalance", node="", last_error="a sick disk"
     )
     cluster = FakeCluster(operations=[operation])
     shown = iotctl(spec, "ops", "show", "op-9", cluster=cluster)

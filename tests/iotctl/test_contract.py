@@ -16,7 +16,7 @@ import pytest
 from iotctl.cli import published, tree
 from iotctl.cli.catalogue import verbs
 from iotctl.cli.main import Terminated
-from iotctl.cli.options import hoist
+from iotctl.cli.options import global_options_first
 from iotctl.errors import Exit
 from iotctl.output.failure import EXIT_OF, NEXT_OF
 from nodeagent.model import errors
@@ -127,7 +127,7 @@ def test_stable_keys_of_the_parts_are_published(kind: str, name: str) -> None:
 )
 def test_every_reading_command_prints_one_document_or_a_table(spec: Path, words: tuple[str, ...]) -> None:
     """-o json is one valid document on stdout, a table is not empty, YAML and jsonl parse; all exit 0."""
-    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING, copied=4)])
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING, copied=4)])
     done = iotctl(spec, *words, "-o", "json", cluster=cluster)
     assert done.code == 0, done.err
     document(done.out)
@@ -148,7 +148,7 @@ def test_global_options_stand_before_and_after_the_command(tmp_path: Path) -> No
     after = iotctl(tmp_path, *words, "--cluster=other.yaml", "-ojson", cluster=cluster)
     assert before.code == after.code == 0
     assert before.out == after.out
-    assert hoist(["data", "write", "--", "-o", "x"]) == ["data", "write", "--", "-o", "x"]
+    assert global_options_first(["data", "write", "--", "-o", "x"]) == ["data", "write", "--", "-o", "x"]
 
 
 def test_missing_cluster_file_names_the_places(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_slots_of_an_unknown_storage_group_are_refused(spec: Path) -> None:
 @pytest.mark.parametrize("master", ["local[nope]", "", "spark://h", "localhost:7077"])
 @pytest.mark.parametrize("command", ["verify", "migrate"])
 def test_an_invalid_master_is_refused_before_spark_starts(spec: Path, command: str, master: str) -> None:
-    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING)])
     done = iotctl(spec, command, "--master", master, cluster=cluster)
     assert done.code == Exit.USAGE and "spark://HOST:PORT" in done.err
 

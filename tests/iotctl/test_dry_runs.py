@@ -103,14 +103,14 @@ def test_operations(place: Path) -> None:
     ]
     assert would(place, "ops cancel op-7", cluster)[0].startswith("cancel op-7 (add-node node6): ")
     cluster.operations[0].paused = True
-    cluster.operations[0].stage = Stage.MOVING
+    cluster.operations[0].stage = Stage.COPYING
     assert would(place, "ops pause op-7", cluster) == []
     assert would(place, "ops resume op-7", cluster) == ["resume op-7 (add-node node6)"]
     (pulled, compared) = would(place, "migrate --op op-7 --verify", cluster)
     assert pulled.startswith("copy the rest of op-7") and "depth content" in compared
     done = iotctl(place, "migrate", "--dry-run", "--rate", "nonsense", cluster=cluster)
     assert done.code == 2
-    cluster.operations[0].stage = Stage.RELEASED
+    cluster.operations[0].stage = Stage.CLEANUP
     assert iotctl(place, "ops", "pause", "op-7", "--dry-run", cluster=cluster).code == 5
     cluster.operations[0].stage = Stage.DONE
     for words in ("pause op-7", "release op-7", "set op-7 --rate auto", "cancel op-7"):

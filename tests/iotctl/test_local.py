@@ -305,7 +305,7 @@ def three(error: Exception | None = None) -> FakeCluster:
 def test_a_new_node_is_not_started_while_another_change_is_open(fleet: LocalFleet) -> None:
     """The meta group would refuse the change, and the agent would run in vain."""
     cluster = three()
-    cluster.operations.append(make_operation("op-9", stage=Stage.MOVING))
+    cluster.operations.append(make_operation("op-9", stage=Stage.COPYING))
     with pytest.raises(BusyProblem, match="op-9"):
         add_node4(fleet, cluster, lambda entry, timeout_s: cluster.status("node1"))
     assert "node4" not in [n.name for n in fleet.nodes()]

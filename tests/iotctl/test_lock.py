@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from iotctl.change import lock
-from iotctl.change.lock import HeldLock, is_gone, kept, owner_name, plan_digest
+from iotctl.change.lock import HeldLock, kept, owner_name, plan_digest, process_has_ended
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
 from iotctl.errors import BusyProblem, InputProblem, Partly, RefusedProblem
 from iotctl.lifecycle import destroy as destroying
-from iotctl.lifecycle.destroy import Doomed
+from iotctl.lifecycle.destroy import DestroyTarget
 from iotctl.lifecycle.machines import Machines
 from iotctl.lifecycle.rolling import RollRequest, rolling
 from iotctl.plan.apply import from_json
@@ -84,7 +84,7 @@ def test_nothing_is_done_while_another_command_holds_the_lock(
 ) -> None:
     """Two commands that ask at the same moment would each learn that their node may stop."""
     monkeypatch.setattr(Machines, "of", lambda machines, node: pytest.fail("a machine was asked"))
-    monkeypatch.setattr(destroying, "survey", lambda *_: [Doomed("node1", "h", "/d", True, True, "")])
+    monkeypatch.setattr(destroying, "survey", lambda *_: [DestroyTarget("node1", "h", "/d", True, True, "")])
     cluster = FakeCluster()
     hold(cluster, "ann@elsewhere pid 7 (0.0)")
     done = iotctl(place, *words.split(), cluster=cluster)
@@ -215,8 +215,10 @@ def test_the_lock_of_a_process_that_died_on_this_machine_is_taken(place: Path) -
     ended.wait()
     mine = owner_name("ann")
     dead = mine.replace(f"pid {os.getpid()}", f"pid {ended.pid}")
-    assert is_gone(dead) and not is_gone(mine)
-    assert not is_gone(dead.rpartition("(")[0] + "(00000000.1234)"), "another machine's numbers mean nothing"
+    assert process_has_ended(dead) and not process_has_ended(mine)
+    assert not process_has_ended(dead.rpartition("(")[0] + "(00000000.1234)"), (
+        "another machine's numbers mean nothing"
+    )
     cluster = FakeCluster()
     hold(cluster, dead)
     assert play(place, cluster, "--approve", "sure").code == 0

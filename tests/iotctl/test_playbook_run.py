@@ -16,7 +16,7 @@ from iotctl.playbook.inspect import Inspector
 from iotctl.playbook.journal import FileJournal, find_run
 from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
 from iotctl.playbook.outcome import parts
-from iotctl.playbook.report import annotations, junit, summary, taken_back
+from iotctl.playbook.report import annotations, junit, summary, undoable_steps
 from iotctl.playbook.run import BuiltIn, Runner, RunOptions, Tools
 from iotctl.playbook.uses import Use, after_earlier, can_look_again, undo_of
 from iotctl.playbook.values import Values
@@ -230,7 +230,7 @@ def test_a_failed_run_lists_the_commands_that_undo_its_steps(tmp_path: Path) -> 
     """Latest first, for this cluster, only for changed steps and the failed step, which may be half done."""
     plant = Plant(fails="undrain", nodes={"node6"})
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
-    assert [(s.id, s.undo) for s in taken_back(report)] == [
+    assert [(s.id, s.undo) for s in undoable_steps(report)] == [
         ("undrain", "iotctl --cluster plant.yaml cluster drain node1"),
         ("add", "iotctl --cluster plant.yaml cluster remove-node node7"),
         ("drain", "iotctl --cluster plant.yaml cluster undrain node1"),
@@ -242,7 +242,7 @@ def test_a_failed_run_lists_the_commands_that_undo_its_steps(tmp_path: Path) -> 
     ]
     plant.fails = ""
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
-    assert not report.failed and not taken_back(report), "it went well: nothing is to be taken back"
+    assert not report.failed and not undoable_steps(report), "it went well: nothing is to be taken back"
     assert report.steps[0].undo, "the record of the run remembers it"
 
 
@@ -257,7 +257,7 @@ def test_steps_that_the_run_undid_itself_are_not_listed(tmp_path: Path) -> None:
         StepResult("five", "five", "cluster.drain", "changed", undo=undrain, redo=drain),
     ]
     report = Report("p", "r", steps, 4, 1, "again")
-    assert [s.id for s in taken_back(report)] == ["three"]
+    assert [s.id for s in undoable_steps(report)] == ["three"]
 
 
 def test_a_node_that_replaces_itself_is_not_inspected_afterwards() -> None:
@@ -414,7 +414,7 @@ def test_a_run_is_limited_to_some_nodes(tmp_path: Path, scalar: bool) -> None:
 def test_a_plan_waits_for_a_change_in_progress(tmp_path: Path, paused: bool, waited: str) -> None:
     """A plan made during the change would be stale. The run does not wait for a change that waits itself."""
     cluster = FakeCluster()
-    cluster.operations.append(make_operation("op-7", stage=Stage.MOVING))
+    cluster.operations.append(make_operation("op-7", stage=Stage.COPYING))
     cluster.operations[0].paused = paused
 
     def none(words: Sequence[str], timeout: str = "") -> Ran:
@@ -827,7 +827,7 @@ def test_a_check_uses_the_dry_run_of_a_command(tmp_path: Path) -> None:
     )
     table = TableSchema("root.p", "m", 1, (Column("v", "DOUBLE", False),))
     cluster = FakeCluster(tables=[table])
-    cluster.operations = [make_operation("op-7", BeginChange("add-node", "n", "ann"), stage=Stage.MOVING)]
+    cluster.operations = [make_operation("op-7", BeginChange("add-node", "n", "ann"), stage=Stage.COPYING)]
     env = {"XDG_STATE_HOME": str(tmp_path / "home")}
 
     def said(*words: str) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 from iotctl.errors import Exit
 from nodeagent.model.errors import Refused
 from nodeagent.model.operation import Stage
-from nodeagent.model.requests import Accepted, GiveUp, GroupStatus, MetaView, NodeStatus, Reply, Request
-from nodeagent.partition.recovery import TERMS_BEYOND, heir_of
+from nodeagent.model.requests import Accepted, ForceRecover, GroupStatus, MetaView, NodeStatus, Reply, Request
+from nodeagent.partition.recovery import TERMS_BEYOND, recovery_leader_of
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
 
 
@@ -27,7 +27,7 @@ class Losing(FakeCluster):
 
     names: list[str] = field(default_factory=lambda: [f"node{i}" for i in range(1, 7)])
     down: set[str] = field(default_factory=lambda: {"node2", "node3"})
-    given_up: list[GiveUp] = field(default_factory=list)
+    given_up: list[ForceRecover] = field(default_factory=list)
     forces: bool = True
     damaged: str = ""
 
@@ -36,7 +36,7 @@ class Losing(FakeCluster):
         if not self.given_up:
             return view
         gone = self.given_up[0]
-        heirs = {h.group for h in gone.heirs}
+        heirs = {h.group for h in gone.leaders}
         return msgspec.structs.replace(
             view,
             nodes=tuple(
@@ -53,7 +53,7 @@ class Losing(FakeCluster):
 
     def status(self, node: str) -> NodeStatus:
         found = FakeCluster.status(self, node)
-        heirs = {h.group: h for gone in self.given_up for h in gone.heirs}
+        heirs = {h.group: h for gone in self.given_up for h in gone.leaders}
         return msgspec.structs.replace(
             found, groups=tuple(self._told(node, g, heirs.get(g.group)) for g in found.groups)
         )
@@ -66,7 +66,7 @@ class Losing(FakeCluster):
         return msgspec.structs.replace(group, term=3 + TERMS_BEYOND)
 
     def call_meta(self, request: Request) -> Reply:
-        if not isinstance(request, GiveUp):
+        if not isinstance(request, ForceRecover):
             return FakeCluster.call_meta(self, request)
         self.given_up.append(request)
         return Accepted(52)
@@ -107,7 +107,7 @@ def test_a_recovery_is_recorded_with_leaders_and_terms_and_awaited(spec: Path) -
     assert done.code == 0, done.err
     (asked,) = cluster.given_up
     assert asked.nodes == ("node2", "node3") and asked.table_version == cluster.version
-    assert [(h.group, h.head, h.term) for h in asked.heirs] == [
+    assert [(h.group, h.head, h.term) for h in asked.leaders] == [
         ("node1.1", "node1", 3 + TERMS_BEYOND),
         ("node2.1", "node4", 3 + TERMS_BEYOND),
     ]
@@ -194,7 +194,7 @@ def test_without_a_meta_majority_its_voters_are_named(spec: Path) -> None:
 
 
 def test_an_open_change_must_end_first(spec: Path) -> None:
-    cluster = Losing(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    cluster = Losing(operations=[make_operation("op-9", stage=Stage.COPYING)])
     refused(spec, cluster, "node2", "node3", text="op-9")
 
 
@@ -223,7 +223,7 @@ def test_the_recovery_leader_has_the_last_entry_by_term_first() -> None:
     said = GroupStatus("g", "follower", None, 9, (), (), 0, 0, 0)
     long = msgspec.structs.replace(said, last=90, last_term=3)
     new = msgspec.structs.replace(said, last=40, last_term=4, term=7)
-    heir = heir_of("g", {"a": long, "b": new})
+    heir = recovery_leader_of("g", {"a": long, "b": new})
     assert (heir.head, heir.term) == ("b", 9 + TERMS_BEYOND)
-    heir = heir_of("g", {"a": new, "b": msgspec.structs.replace(new, last=41)})
+    heir = recovery_leader_of("g", {"a": new, "b": msgspec.structs.replace(new, last=41)})
     assert heir.head == "b"

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
-from iotctl.lifecycle.rolling import BY_A_ROLL, Rolled, RollRequest, left_draining, plan_waves, rolling
+from iotctl.lifecycle.rolling import BY_A_ROLL, RestartReport, RollRequest, left_draining, plan_waves, rolling
 from iotctl.observe.timing import Timing
 from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.ids import META
@@ -56,7 +56,7 @@ class Clock:
         self.now += seconds
 
 
-def roll(agents: FakeAgents, names: Sequence[str], at_once: int = 1, alone: bool = True) -> Rolled:
+def roll(agents: FakeAgents, names: Sequence[str], at_once: int = 1, alone: bool = True) -> RestartReport:
     clock = Clock()
 
     def between(node: str) -> None:

@@ -209,7 +209,7 @@ def test_the_next_command_of_a_local_fleet_is_local_up(tmp_path: Path) -> None:
 
 def test_waits_are_shown_with_the_command_that_ends_them(spec: Path) -> None:
     """A wait is a warning: the cluster is healthy and says what it waits for."""
-    waiting = make_operation("op-9", stage=Stage.MOVING)
+    waiting = make_operation("op-9", stage=Stage.COPYING)
     waiting.options = Options(no_migrate=True, verify=True)
     code, found = status(spec, FakeCluster(operations=[waiting]))
     assert code == 0 and found["healthy"]
@@ -221,7 +221,7 @@ def test_waits_are_shown_with_the_command_that_ends_them(spec: Path) -> None:
 
 def test_progress_counts_slots_that_every_member_has(spec: Path) -> None:
     """4 of 10 slots are copied to all three members; a copy on one member does not count."""
-    moving = make_operation("op-9", stage=Stage.MOVING, copied=4)
+    moving = make_operation("op-9", stage=Stage.COPYING, copied=4)
     moving.copies = [*moving.copies, type(moving.copies[0])("node6.9", "node6", "i", ((4, 9),), "d", 1, 500)]
     _, found = status(spec, FakeCluster(operations=[moving]))
     (operation,) = found["operations"]

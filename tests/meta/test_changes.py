@@ -98,7 +98,7 @@ class Meta:
         return self.state.image.operations[-1]
 
 
-def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
+def evidence(op: Operation, stage: Stage) -> list[c.ProgressReport]:
     """All progress reports that `stage` waits for."""
     match stage:
         case Stage.PLANNED:
@@ -106,13 +106,13 @@ def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
         case Stage.SEALED:
             return [c.SealedBy(3, op.id, SealResult(g, 9, b"")) for g in op.losing]
         case Stage.OPEN:
-            ready: list[c.Evidence] = [c.MetaReady(3, op.id)]
+            ready: list[c.ProgressReport] = [c.MetaReady(3, op.id)]
             return ready + [c.OpenedBy(3, op.id, g, 9) for g in op.gaining]
-        case Stage.FORMAL:
+        case Stage.RECONFIGURING:
             return [c.FormedBy(3, op.id, g.group, 9, g.after) for g in op.changes]
-        case Stage.MOVING:
+        case Stage.COPYING:
             return [c.AdoptedBy(3, op.id, g, 9) for g in op.gaining]
-        case Stage.RELEASED:
+        case Stage.CLEANUP:
             return [c.ReleasedBy(3, op.id, g, 9) for g in op.losing]
         case Stage.CANCELLING:
             return [c.UnsealedBy(3, op.id, g) for g in sorted(changes.affected(op))]
@@ -120,7 +120,7 @@ def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
             return []
 
 
-STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING, Stage.RELEASED)
+STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.RECONFIGURING, Stage.COPYING, Stage.CLEANUP)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_a_rebalance_changes_owners_and_nothing_else() -> None:
         for one in evidence(op, stage):
             meta.do(one)
     after_open = meta.op.stage
-    assert after_open is Stage.MOVING, "FORMAL has nothing to wait for"
+    assert after_open is Stage.COPYING, "FORMAL has nothing to wait for"
     assert meta.state.placement.table is not None and meta.state.placement.table.route(0) == "b"
-    for stage in (Stage.MOVING, Stage.RELEASED):
+    for stage in (Stage.COPYING, Stage.CLEANUP):
         for one in evidence(op, stage):
             meta.do(one)
     assert meta.op.stage is Stage.DONE
@@ -240,7 +240,7 @@ def test_a_cancelled_rebalance_leaves_the_table_and_every_node() -> None:
     meta = Meta()
     table, nodes = meta.state.placement.table, dict(meta.state.image.nodes)
     meta.begin("rebalance", "")
-    meta.do(c.SteerOperation(3, meta.op.id, "cancel", "me"))
+    meta.do(c.ControlOperation(3, meta.op.id, "cancel", "me"))
     for one in evidence(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
@@ -283,21 +283,21 @@ def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
     table, groups = meta.state.placement.table, dict(meta.state.image.groups)
     meta.begin()
     run_to(meta, stage)
-    reply = meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    reply = meta.do(c.ControlOperation(4, meta.op.id, "cancel", "me"))
     if stage not in (Stage.PLANNED, Stage.SEALED):
         assert isinstance(reply, ErrorReply) and meta.op.stage is stage
         return
     entered = meta.op.stage
     assert isinstance(reply, OperationReply) and entered is Stage.CANCELLING
     before = list(meta.op.stages), list(meta.state.image.audit)
-    assert isinstance(meta.do(c.SteerOperation(5, meta.op.id, "cancel", "me")), OperationReply)
+    assert isinstance(meta.do(c.ControlOperation(5, meta.op.id, "cancel", "me")), OperationReply)
     assert (meta.op.stages, meta.state.image.audit) == before, "asked again, for the answer was lost"
     for late in evidence(meta.op, Stage.SEALED) + evidence(meta.op, Stage.OPEN):
         meta.do(late)
     for one in evidence(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
-    assert isinstance(meta.do(c.SteerOperation(6, meta.op.id, "cancel", "me")), OperationReply)
+    assert isinstance(meta.do(c.ControlOperation(6, meta.op.id, "cancel", "me")), OperationReply)
     assert meta.state.placement.table is table and meta.state.image.groups == groups
     assert "e" not in meta.state.image.nodes
 
@@ -308,7 +308,7 @@ def test_a_cancel_waits_for_every_group_that_has_slots_to_take_back(kind: str, n
     meta = Meta()
     meta.begin(kind, name)
     run_to(meta, Stage.SEALED)
-    meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    meta.do(c.ControlOperation(4, meta.op.id, "cancel", "me"))
     *most, last = evidence(meta.op, Stage.CANCELLING)
     assert most
     for one in most * 2:
@@ -339,7 +339,7 @@ def test_a_node_may_join_again_after_a_cancel_with_a_new_group_id() -> None:
     meta = Meta()
     meta.begin()
     first = meta.op.created_group
-    meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    meta.do(c.ControlOperation(4, meta.op.id, "cancel", "me"))
     for one in evidence(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert isinstance(meta.begin(), OperationReply)
@@ -381,7 +381,7 @@ def test_the_table_turns_with_open_and_its_version_only_grows() -> None:
 def test_copies_of_another_incarnation_do_not_count() -> None:
     meta = Meta()
     meta.begin()
-    run_to(meta, Stage.MOVING)
+    run_to(meta, Stage.COPYING)
     op = meta.op
     target = op.gaining[0]
     slots = changes.wanted(op, target, "e")
@@ -395,7 +395,7 @@ def test_copies_of_another_incarnation_do_not_count() -> None:
 def test_a_copy_is_recorded_once_and_voids_those_of_an_earlier_directory_of_its_node_alone() -> None:
     meta = Meta()
     meta.begin()
-    run_to(meta, Stage.MOVING)
+    run_to(meta, Stage.COPYING)
     op, target = meta.op, meta.op.gaining[0]
     first, second, *_ = to_slots(changes.wanted(op, target, "e"))
 
@@ -434,8 +434,8 @@ def test_the_record_tells_when_each_stage_was_left_and_why() -> None:
             meta.do(one)
     *left, last = meta.op.stages
     assert [s.name for s in meta.op.stages] == [s.value for s in (*STAGES, Stage.DONE)]
-    assert all(s.left_ms == 3 and s.evidence for s in left) and not last.evidence
-    assert left[0].evidence == [f"meta ready, {meta.op.created_group} led"]
+    assert all(s.left_ms == 3 and s.reports for s in left) and not last.reports
+    assert left[0].reports == [f"meta ready, {meta.op.created_group} led"]
     assert meta.op.joined == [] and meta.op.sources_ready == []
 
 
@@ -453,9 +453,9 @@ def test_what_a_node_is_ready_for_is_noted_once() -> None:
 def test_a_change_that_is_to_wait_with_its_copies_goes_on_when_it_is_told() -> None:
     meta = Meta()
     meta.begin(options=Options(no_migrate=True))
-    run_to(meta, Stage.MOVING)
+    run_to(meta, Stage.COPYING)
     assert meta.op.state() == "waiting_migrate"
-    steer(meta, "go", "")
+    control(meta, "go", "")
     assert meta.op.state() == "running"
 
 
@@ -464,14 +464,14 @@ def test_the_rate_of_a_change_is_what_was_said_last() -> None:
     meta = Meta()
     meta.begin(options=Options(rate_bytes_per_s=7))
     for rate, wanted in ((-1, 7), (9, 9), (0, 0)):
-        meta.do(c.SteerOperation(6, meta.op.id, "set", "me", rate_bytes_per_s=rate))
+        meta.do(c.ControlOperation(6, meta.op.id, "set", "me", rate_bytes_per_s=rate))
         assert meta.op.options.rate_bytes_per_s == wanted
 
 
 def test_a_copy_of_some_slots_is_no_copy_of_the_others() -> None:
     meta = Meta()
     meta.begin()
-    run_to(meta, Stage.MOVING)
+    run_to(meta, Stage.COPYING)
     op, target = meta.op, meta.op.gaining[0]
     first, *rest = to_slots(changes.wanted(op, target, "e"))
     meta.do(c.Copied(5, op.id, CopyRecord(target, "e", "i-e", from_slots([first]), "d", 1, 1)))
@@ -481,7 +481,7 @@ def test_a_copy_of_some_slots_is_no_copy_of_the_others() -> None:
 def test_copies_that_differ_are_named() -> None:
     meta = Meta()
     meta.begin()
-    run_to(meta, Stage.MOVING)
+    run_to(meta, Stage.COPYING)
     op, target = meta.op, meta.op.gaining[0]
     slots = changes.wanted(op, target, "e")
     odd, right = sorted(op.required(target) - {"e"})
@@ -491,7 +491,7 @@ def test_copies_that_differ_are_named() -> None:
     meta.do(c.Copied(5, op.id, CopyRecord(target, right, f"i-{right}", slots, "1", 1, 1)))
     sides = " and ".join(sorted([odd, ", ".join(sorted([right, "e"]))]))
     assert changes.copies_disagree(op, target).endswith(f"differ between {sides}")
-    assert isinstance(meta.do(c.SteerOperation(6, op.id, "dead", "me", node=odd)), OperationReply)
+    assert isinstance(meta.do(c.ControlOperation(6, op.id, "dead", "me", node=odd)), OperationReply)
     assert not changes.copies_disagree(op, target), "it is not needed any more"
 
 
@@ -501,30 +501,30 @@ def test_copies_that_differ_are_named() -> None:
 def test_old_copies_wait_for_the_approval_that_was_asked_for(options: Options, verb: str) -> None:
     meta = Meta()
     meta.begin(options=options)
-    run_to(meta, Stage.MOVING)
-    early = meta.do(c.SteerOperation(6, meta.op.id, "sign-off", "me"))
+    run_to(meta, Stage.COPYING)
+    early = meta.do(c.ControlOperation(6, meta.op.id, "sign-off", "me"))
     assert isinstance(early, ErrorReply)
-    for one in evidence(meta.op, Stage.MOVING):
+    for one in evidence(meta.op, Stage.COPYING):
         meta.do(one)
     before = meta.op.stage
-    assert before is Stage.MOVING
-    meta.do(c.SteerOperation(6, meta.op.id, verb, "me"))
-    assert meta.op.stage is Stage.RELEASED
+    assert before is Stage.COPYING
+    meta.do(c.ControlOperation(6, meta.op.id, verb, "me"))
+    assert meta.op.stage is Stage.CLEANUP
 
 
 def test_a_pause_keeps_moving_from_ending_and_nothing_before_it() -> None:
     """A pause never leaves slots closed: every stage up to MOVING is left while paused, MOVING is not."""
     meta = Meta()
     meta.begin()
-    assert isinstance(steer(meta, "pause", ""), OperationReply)
+    assert isinstance(control(meta, "pause", ""), OperationReply)
     assert (meta.op.stage, meta.op.state()) == (Stage.PLANNED, "paused")
-    run_to(meta, Stage.MOVING)
-    for one in evidence(meta.op, Stage.MOVING):
+    run_to(meta, Stage.COPYING)
+    for one in evidence(meta.op, Stage.COPYING):
         meta.do(one)
-    assert (meta.op.stage, meta.op.state()) == (Stage.MOVING, "paused")
-    steer(meta, "resume", "")
-    assert meta.op.stage is Stage.RELEASED
-    late = steer(meta, "pause", "")
+    assert (meta.op.stage, meta.op.state()) == (Stage.COPYING, "paused")
+    control(meta, "resume", "")
+    assert meta.op.stage is Stage.CLEANUP
+    late = control(meta, "pause", "")
     assert isinstance(late, ErrorReply) and late.code == "refused"
     assert not meta.op.paused
 
@@ -534,18 +534,18 @@ def test_a_hold_counts_from_when_nothing_else_is_missing() -> None:
     change it."""
     meta = Meta()
     meta.begin(options=Options(hold_release_ms=100, verify=True))
-    run_to(meta, Stage.MOVING)
-    for one in evidence(meta.op, Stage.MOVING):
+    run_to(meta, Stage.COPYING)
+    for one in evidence(meta.op, Stage.COPYING):
         meta.do(one)
     counts = meta.op.held_since_ms or meta.op.is_held
     assert not counts, "it still waits for the sign-off"
-    steer(meta, "sign-off", "")
+    control(meta, "sign-off", "")
     assert meta.op.held_since_ms == 7 and meta.op.is_held
-    steer(meta, "pause", "")
-    meta.do(c.SteerOperation(50, meta.op.id, "resume", "me"))
+    control(meta, "pause", "")
+    meta.do(c.ControlOperation(50, meta.op.id, "resume", "me"))
     assert meta.op.held_since_ms == 7 and meta.op.state() == "waiting_release"
-    meta.do(c.SteerOperation(107, meta.op.id, "release", "--hold-release is over"))
-    assert meta.op.stage is Stage.RELEASED
+    meta.do(c.ControlOperation(107, meta.op.id, "release", "--hold-release is over"))
+    assert meta.op.stage is Stage.CLEANUP
 
 
 def test_a_node_drains_for_a_restart_only_if_no_operator_drained_it() -> None:
@@ -571,7 +571,7 @@ def test_draining_outlives_an_image_and_a_cancelled_removal() -> None:
     meta.do(c.SetDraining(5, "b", True, "me"))
     assert [what for _, _, what in meta.state.image.audit].count("drain b") == 1
     meta.begin("remove-node", "b")
-    steer(meta, "cancel", "")
+    control(meta, "cancel", "")
     for one in evidence(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
@@ -583,28 +583,28 @@ def test_draining_outlives_an_image_and_a_cancelled_removal() -> None:
     assert isinstance(unknown, ErrorReply) and unknown.code == "not_found"
 
 
-def steer(meta: Meta, verb: str, owner: str, by: str = "me", report: str = "") -> Reply:
-    return meta.do(c.SteerOperation(7, meta.op.id, verb, by, owner=owner, ttl_ms=1000, report=report))
+def control(meta: Meta, verb: str, owner: str, by: str = "me", report: str = "") -> Reply:
+    return meta.do(c.ControlOperation(7, meta.op.id, verb, by, owner=owner, ttl_ms=1000, report=report))
 
 
 def test_a_lapsed_lease_is_free_unless_it_was_renewed() -> None:
     meta = Meta()
     meta.begin()
-    steer(meta, "lease", "x")
-    busy = steer(meta, "lease", "y")
+    control(meta, "lease", "x")
+    busy = control(meta, "lease", "y")
     assert isinstance(busy, ErrorReply) and busy.code == "busy"
-    steer(meta, "lease", "x")
-    steer(meta, "unlease", "", by="", report="1")
+    control(meta, "lease", "x")
+    control(meta, "unlease", "", by="", report="1")
     lease = meta.op.lease
     assert lease is not None, "it was renewed after it seemed to lapse"
-    steer(meta, "unlease", "", by="", report="2")
-    assert meta.op.lease is None and isinstance(steer(meta, "lease", "y"), OperationReply)
+    control(meta, "unlease", "", by="", report="2")
+    assert meta.op.lease is None and isinstance(control(meta, "lease", "y"), OperationReply)
 
 
 def test_an_image_is_the_state() -> None:
     meta = Meta()
     meta.begin()
-    run_to(meta, Stage.MOVING)
+    run_to(meta, Stage.COPYING)
     again = MetaState.decode(meta.state.encode())
     assert again.image == meta.state.image and again.placement.table == meta.state.placement.table
 
@@ -651,7 +651,7 @@ def test_a_cancelled_removal_of_a_dead_node_leaves_no_trace() -> None:
     before = dict(meta.state.image.nodes)
     meta.begin("remove-node", "b", DEAD)
     run_to(meta, Stage.SEALED)
-    meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    meta.do(c.ControlOperation(4, meta.op.id, "cancel", "me"))
     for one in evidence(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.state.image.nodes == before and meta.state.image.retired == []
@@ -671,13 +671,13 @@ def test_a_replacement_takes_the_place_and_the_slots_of_the_old_node() -> None:
 
 
 def dead(meta: Meta, name: str) -> Reply:
-    return meta.do(c.SteerOperation(4, meta.op.id, "dead", "me", node=name))
+    return meta.do(c.ControlOperation(4, meta.op.id, "dead", "me", node=name))
 
 
 def test_one_death_amends_an_operation_and_a_second_that_costs_a_quorum_is_refused() -> None:
     meta = Meta()
     meta.begin()
-    run_to(meta, Stage.MOVING)
+    run_to(meta, Stage.COPYING)
     assert isinstance(dead(meta, "c"), OperationReply)
     assert meta.op.dead == ["c"] and "i-c" in meta.state.image.retired
     assert all("c" not in meta.op.required(g) for g in meta.op.gaining)
@@ -693,7 +693,7 @@ def test_a_death_that_costs_a_quorum_with_a_member_that_left_is_refused(others: 
     of an even number is no quorum."""
     meta = Meta()
     meta.begin()
-    run_to(meta, Stage.MOVING)
+    run_to(meta, Stage.COPYING)
     group = next(g for g in meta.state.image.groups.values() if g.members[0] == "c")
     left = msgspec.structs.replace(group, members=("c", "gone", *others))
     meta.state.image.groups[group.group] = left
@@ -706,12 +706,12 @@ def test_a_cancelled_removal_does_not_revive_nodes_that_an_earlier_change_fenced
     """The earlier change continued without copies of `c`: a revived `c` would lack rows."""
     meta = Meta()
     meta.begin()
-    run_to(meta, Stage.MOVING)
+    run_to(meta, Stage.COPYING)
     dead(meta, "c")
     run_to(meta, Stage.DONE)
     meta.begin("remove-node", "c", DEAD)
     assert meta.op.dead == ["c"] and meta.op.fenced == []
-    meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    meta.do(c.ControlOperation(4, meta.op.id, "cancel", "me"))
     for one in evidence(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
@@ -722,7 +722,7 @@ def test_members_are_those_that_the_group_reported() -> None:
     """A group whose newcomer died retains the member that would have left."""
     meta = Meta()
     meta.begin()
-    run_to(meta, Stage.FORMAL)
+    run_to(meta, Stage.RECONFIGURING)
     change = meta.op.changes[0]
     meta.do(c.FormedBy(3, meta.op.id, change.group, 9, change.before))
     meta.do(c.FormedBy(3, meta.op.id, change.group, 9, change.after))

@@ -13,12 +13,20 @@ from nodeagent.meta.nodes import DEAD
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.operation import Options
-from nodeagent.model.requests import Accepted, ErrorReply, GroupRecord, Heir, OperationReply, Recovery, Reply
+from nodeagent.model.requests import (
+    Accepted,
+    ErrorReply,
+    GroupRecord,
+    OperationReply,
+    Recovery,
+    RecoveryLeader,
+    Reply,
+)
 from nodeagent.partition.recovery import lost_groups
 from nodeagent.partition.ring import initial_ring
 from nodeagent.partition.table import initial_table
 
-from .test_changes import Meta, evidence, node, steer
+from .test_changes import Meta, control, evidence, node
 
 
 @pytest.fixture
@@ -33,8 +41,8 @@ def record(meta: Meta, header: str) -> GroupRecord:
     return found
 
 
-def heirs(meta: Meta, heads: dict[str, str]) -> tuple[Heir, ...]:
-    return tuple(Heir(record(meta, header).group, head, 40) for header, head in heads.items())
+def heirs(meta: Meta, heads: dict[str, str]) -> tuple[RecoveryLeader, ...]:
+    return tuple(RecoveryLeader(record(meta, header).group, head, 40) for header, head in heads.items())
 
 
 BC = {"a": "a", "b": "d"}
@@ -43,7 +51,7 @@ BC = {"a": "a", "b": "d"}
 
 def give_up(meta: Meta, nodes: Collection[str] = "bc", heads: dict[str, str] = BC, version: int = 0) -> Reply:
     return meta.do(
-        c.GiveUp(5, tuple(nodes), heirs(meta, heads), version or meta.state.placement.version, "me")
+        c.ForceRecover(5, tuple(nodes), heirs(meta, heads), version or meta.state.placement.version, "me")
     )
 
 
@@ -76,10 +84,10 @@ def test_no_change_begins_before_every_recovery_is_completed(meta: Meta) -> None
     assert isinstance(reply, Accepted)
     refused(meta.begin("remove-node", "b", Options(dead=True)), "is being recovered")
     one, two = record(meta, "a").group, record(meta, "b").group
-    meta.do(c.LedAgain(6, one, "op-1"))  # of another recovery: late, and of no account
+    meta.do(c.RecoveryCompleted(6, one, "op-1"))  # of another recovery: late, and of no account
     assert record(meta, "a").recovery is not None
     for group in (one, one, two):
-        meta.do(c.LedAgain(6, group, f"op-{reply.index}"))
+        meta.do(c.RecoveryCompleted(6, group, f"op-{reply.index}"))
     assert record(meta, "a").recovery is None and record(meta, "b").recovery is None
     begun = meta.begin("remove-node", "b", Options(dead=True))
     assert isinstance(begun, OperationReply)
@@ -115,7 +123,7 @@ def test_a_recovery_is_refused_during_a_change_and_after_it(meta: Meta) -> None:
     looked = meta.state.placement.version
     meta.begin("add-node", "g")
     refused(give_up(meta), "is open")
-    steer(meta, "cancel", "")
+    control(meta, "cancel", "")
     for one in evidence(meta.op, meta.op.stage):
         meta.do(one)
     assert isinstance(give_up(meta, version=looked), Accepted)
@@ -131,19 +139,19 @@ def test_a_second_recovery_replaces_one_whose_leader_died() -> None:
     table = initial_table(initial_ring(list(names)), 16).to_wire()
     meta.do(c.Bootstrap(1, "id", settings, tuple(node(n) for n in names), table))
     lost = meta.state.recovery.lost("defg")
-    heads = {meta.state.image.groups[g].header: left[0] for g, left in lost.items()}
+    heads = {meta.state.image.groups[g].owner: left[0] for g, left in lost.items()}
     assert isinstance(give_up(meta, "defg", heads), Accepted)
     first = record(meta, "a").recovery
     assert first is not None and first.head == "a"
     assert meta.state.recovery.lost("") == {}, "the first one is still to be carried out"
     lost = meta.state.recovery.lost("a")
     assert lost[record(meta, "a").group] == ("b", "c")
-    heads = {meta.state.image.groups[g].header: left[0] for g, left in lost.items()}
+    heads = {meta.state.image.groups[g].owner: left[0] for g, left in lost.items()}
     assert isinstance(give_up(meta, "adefg", heads), Accepted)
     second = record(meta, "a").recovery
     assert second is not None and second.head == "b" and second.operation != first.operation
     assert meta.state.image.retired == ["i-d", "i-e", "i-f", "i-g", "i-a"], "each once"
-    meta.do(c.LedAgain(6, record(meta, "a").group, first.operation))
+    meta.do(c.RecoveryCompleted(6, record(meta, "a").group, first.operation))
     assert record(meta, "a").recovery == second
 
 

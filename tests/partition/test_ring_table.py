@@ -18,13 +18,13 @@ def test_groups_wrap_around() -> None:
     ring = initial_ring(FIVE)
     assert ring.members("n2", 3) == ("n2", "n3", "n4")
     assert ring.members("n5", 3) == ("n5", "n1", "n2")
-    assert ring.headers_with("n1", 3) == ("n1", "n5", "n4")
+    assert ring.owners_with("n1", 3) == ("n1", "n5", "n4")
 
 
 def test_more_replicas_than_nodes_is_a_smaller_group() -> None:
     """R = 3 on two nodes: both nodes, no error (old IoTDB failed here)."""
     ring = initial_ring(["n1", "n2"])
-    assert ring.members("n2", 3) == ("n2", "n1") and ring.headers_with("n2", 3) == ("n2", "n1")
+    assert ring.members("n2", 3) == ("n2", "n1") and ring.owners_with("n2", 3) == ("n2", "n1")
 
 
 def test_place_between_is_half_way_also_over_the_end() -> None:

@@ -31,6 +31,7 @@ from nodeagent.model.requests import (
     CheckFiles,
     Chunk,
     CloseAll,
+    ControlOperation,
     ExportFiles,
     FetchChunk,
     FileRepaired,
@@ -46,7 +47,6 @@ from nodeagent.model.requests import (
     Reply,
     Request,
     SourceOpened,
-    Steer,
     UnitPulled,
 )
 from nodeagent.model.schema import TableSchema
@@ -260,7 +260,7 @@ class DirectoryCluster:
             return copy
 
     def call_meta(self, request: Request) -> Reply:
-        assert isinstance(request, Steer)
+        assert isinstance(request, ControlOperation)
         with self.state() as state:
             operation = next(o for o in state.meta.operations if o.id == request.operation)
             state.log.append(request.verb if request.verb != "sign-off" else f"sign-off {request.report}")
@@ -317,7 +317,7 @@ def create(
     nodes = sorted({n for m in members.values() for n in m})
     records = tuple(NodeRecord(n, "127.0.0.1", 1, 2, f"i-{n}", position) for position, n in enumerate(nodes))
     groups = tuple(GroupRecord(g, g.partition(".")[0], m, m) for g, m in members.items())
-    headers = [g.header for g in groups]
+    headers = [g.owner for g in groups]
     share = 100 // len(headers)
     owners = tuple((i * share, (i + 1) * share, h) for i, h in enumerate(headers))
     meta = MetaView(

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from iotctl.pipeline import content, handover, migrate
+from iotctl.pipeline import content, migrate, slot_migration
 from iotctl.pipeline.report import MigrateReport, Silent, VerifyReport
 from iotctl.pipeline.units import CompareUnit, PullOrder, Side, cut_slots, missing_slots, pull_orders
 from nodeagent.model.errors import Busy, NotFound
@@ -24,7 +24,7 @@ HELD = (3, 7, 30)
 
 def operation(options: Options) -> Operation:
     move = one_move(ranges.from_slots(SLOTS), "n1.1", "n4.9", GROUPS)
-    return Operation("op-5", "add-node", "n4", "me", 0, 1, 2, [move], [], options, Stage.MOVING)
+    return Operation("op-5", "add-node", "n4", "me", 0, 1, 2, [move], [], options, Stage.COPYING)
 
 
 def build(root: Path, maker: Maker, options: Options) -> DirectoryCluster:
@@ -46,7 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrate, "POLL_S", 0.02)
     monkeypatch.setattr(content, "RECHECK_DELAY_S", 0.01)
     monkeypatch.setattr(content, "AWAY_DELAYS_S", (0.01,))
-    monkeypatch.setattr(handover, "AWAY_DELAYS_S", (0.01,))
+    monkeypatch.setattr(slot_migration, "AWAY_DELAYS_S", (0.01,))
 
 
 def run(root: Path, spark: SparkSession, depth: str | None = None) -> MigrateReport:

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from iotctl.pipeline import replicas as pipeline_replicas
 from iotctl.pipeline import verify
-from iotctl.pipeline.repair import Cure, SignedOff, decide
-from iotctl.pipeline.replicas import Chosen, GroupView, Replica, damage_found, view_groups
+from iotctl.pipeline.repair import RepairAction, SignedOff, decide
+from iotctl.pipeline.replicas import FileSelection, GroupView, Replica, damage_found, view_groups
 from iotctl.pipeline.report import Silent, VerifyReport
 from iotctl.pipeline.verify import _Comparison
 from nodeagent.model.files import FileMeta, FileRef
@@ -47,7 +47,7 @@ def test_the_majority_s_file_replaces_a_damaged_or_missing_one(found: str) -> No
     """At both depths, and only from replicas that hold it whole."""
     view, hashes = case(dict.fromkeys(NODES, FILE), {"n1": GOOD, "n2": found, "n3": GOOD})
     for depth in ("hash", "content"):
-        assert decide(view, hashes, depth) == ([Cure("n2", "n1.1", FILE, ("n1", "n3"))], [])
+        assert decide(view, hashes, depth) == ([RepairAction("n2", "n1.1", FILE, ("n1", "n3"))], [])
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_without_a_majority_a_signed_off_copy_is_used() -> None:
     view, hashes = case(dict.fromkeys(NODES, ADOPTED), {"n1": BAD, "n2": BAD, "n3": GOOD})
     assert decide(view, hashes, "hash", signed_off) == (
         [
-            Cure("n1", "n1.1", ADOPTED, ("n3",), KEPT[1:]),
-            Cure("n2", "n1.1", ADOPTED, ("n3",), KEPT),
+            RepairAction("n1", "n1.1", ADOPTED, ("n3",), KEPT[1:]),
+            RepairAction("n2", "n1.1", ADOPTED, ("n3",), KEPT),
         ],
         [],
     )
@@ -101,7 +101,7 @@ def test_a_majority_takes_precedence_over_previous_holders() -> None:
     """Their copies were sealed earlier: the group's agreement is newer."""
     view, hashes = case(dict.fromkeys(NODES, ADOPTED), {"n1": BAD, "n2": GOOD, "n3": GOOD})
     assert decide(view, hashes, "hash", {(3, (5,), GOOD): KEPT}) == (
-        [Cure("n1", "n1.1", ADOPTED, ("n2", "n3"))],
+        [RepairAction("n1", "n1.1", ADOPTED, ("n2", "n3"))],
         [],
     )
 
@@ -109,7 +109,7 @@ def test_a_majority_takes_precedence_over_previous_holders() -> None:
 def test_only_depth_content_repairs_a_forged_row() -> None:
     """Two honest replicas outvote it; at depth hash it is reported and left alone."""
     view, hashes = case({"n1": FILE, "n2": FORGED, "n3": FILE}, {"n1": GOOD, "n2": FORGED.xxh3, "n3": GOOD})
-    assert decide(view, hashes, "content") == ([Cure("n2", "n1.1", FILE, ("n1", "n3"))], [])
+    assert decide(view, hashes, "content") == ([RepairAction("n2", "n1.1", FILE, ("n1", "n3"))], [])
     cures, (left,) = decide(view, hashes, "hash")
     assert not cures and "--depth content" in left.reason
 
@@ -239,7 +239,7 @@ def test_the_output_of_a_compaction_blocked_by_damage_is_copied() -> None:
     others = [Replica(n, "n1.1", {"made": made}) for n in ("n1", "n3")]
     view = GroupView("n1.1", 100, NODES, [others[0], stuck, others[1]])
     hashes = {("n1", "made"): made.xxh3, ("n3", "made"): made.xxh3, ("n2", "f"): BAD}
-    assert decide(view, hashes, "hash") == ([Cure("n2", "n1.1", made, ("n1", "n3"))], [])
+    assert decide(view, hashes, "hash") == ([RepairAction("n2", "n1.1", made, ("n1", "n3"))], [])
 
 
 def test_an_input_that_the_others_still_have_is_repaired() -> None:
@@ -247,7 +247,7 @@ def test_an_input_that_the_others_still_have_is_repaired() -> None:
     replicas = [Replica(n, "n1.1", {"f": FILE}, (damage,) if n == "n2" else ()) for n in NODES]
     view = GroupView("n1.1", 100, NODES, replicas)
     hashes = {("n1", "f"): GOOD, ("n2", "f"): BAD, ("n3", "f"): GOOD}
-    assert decide(view, hashes, "hash") == ([Cure("n2", "n1.1", FILE, ("n1", "n3"))], [])
+    assert decide(view, hashes, "hash") == ([RepairAction("n2", "n1.1", FILE, ("n1", "n3"))], [])
 
 
 class _Stuck:
@@ -265,7 +265,7 @@ def test_a_replica_blocked_by_damage_is_a_mismatch_and_not_unread(monkeypatch: p
     """A17: damage that a compaction detected is reported with file and both hashes, not as unread."""
     monkeypatch.setattr(pipeline_replicas, "DAMAGED_SETTLE_S", 0.0)
     record = GroupRecord("n1.1", "n1", ("n1",), ("n1",))
-    views, unread = view_groups(_Stuck(), [record], Chosen(), Silent())  # type: ignore[arg-type]
+    views, unread = view_groups(_Stuck(), [record], FileSelection(), Silent())  # type: ignore[arg-type]
     assert not unread
     (found,) = damage_found(views)
     assert (found.node, found.slot, found.file, found.expected, found.found) == ("n1", 3, "f", GOOD, BAD)
@@ -281,11 +281,11 @@ class _Keeping(_Stuck):
 def test_damage_of_a_slot_that_left_the_group_is_a_mismatch_at_every_depth() -> None:
     """A17: a pull detected it; the hashes of open slots do not cover it. A choice of slots leaves it out."""
     record = GroupRecord("n1.1", "n1", ("n1",), ("n1",))
-    views, _ = view_groups(_Keeping(), [record], Chosen(), Silent())  # type: ignore[arg-type]
+    views, _ = view_groups(_Keeping(), [record], FileSelection(), Silent())  # type: ignore[arg-type]
     (found,) = damage_found(views)
     assert (found.node, found.slot, found.file, found.expected, found.found) == ("n1", 9, "left", GOOD, BAD)
     for depth in ("manifest", "hash", "content"):
         comparison = _Comparison(None, None, depth, None, Silent(), None)  # type: ignore[arg-type]
         assert list(comparison._still_damaged(views, VerifyReport(depth))) == [found]
-    views, _ = view_groups(_Keeping(), [record], Chosen(((0, 5),)), Silent())  # type: ignore[arg-type]
+    views, _ = view_groups(_Keeping(), [record], FileSelection(((0, 5),)), Silent())  # type: ignore[arg-type]
     assert not damage_found(views)

@@ -285,7 +285,7 @@ def test_filters_narrow_what_is_read(built: Built, spark: SparkSession, maker: M
 def test_slots_in_migration_are_unread(built: Built) -> None:
     """While a change migrates slots, no manifest is complete."""
     move = one_move(((3, 4),), "n1.1", "n2.1", GROUPS)
-    operation = Operation("op-7", "move", "n2", "me", 0, 1, 2, [move], [], Options(), Stage.MOVING)
+    operation = Operation("op-7", "move", "n2", "me", 0, 1, 2, [move], [], Options(), Stage.COPYING)
     with built.cluster.state() as state:
         state.meta = msgspec.structs.replace(state.meta, operations=(operation,))
     report = run(built, "manifest")

@@ -351,9 +351,9 @@ def test_a_follower_without_room_gets_small_entries_only() -> None:
     raft = leader()
     hold(raft, "bc", 1)
     flush(raft)
-    assert not raft.has_room("b") and raft.short_of_room() == []
+    assert not raft.has_room("b") and raft.voters_low_on_space() == []
     raft.step("b", HeartbeatReply(1, room=int(Room.FULL)), 111)
-    assert not raft.has_room("b") and raft.short_of_room() == ["b"]
+    assert not raft.has_room("b") and raft.voters_low_on_space() == ["b"]
     flush(raft)
     raft.propose([b"s" * 100], 112)
     (small,) = sent(flush(raft), AppendRequest, "b")
@@ -370,7 +370,7 @@ def test_a_follower_without_room_gets_small_entries_only() -> None:
     while raft.has_ready:
         appends += sent(flush(raft), AppendRequest, "b")
     assert sum(len(a.entries) for a in appends if isinstance(a, AppendRequest)) == 1
-    assert raft.has_room("b") and raft.short_of_room() == []
+    assert raft.has_room("b") and raft.voters_low_on_space() == []
 
 
 def test_a_small_entry_behind_a_large_one_reaches_a_follower_without_room() -> None:

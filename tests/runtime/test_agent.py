@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from nodeagent.client.identity import issue, write_identity
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.host.levels import PeerLevels
 from nodeagent.host.starts import Starts
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
@@ -35,6 +35,7 @@ from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import JobResult, SaveCheckpoint
 from nodeagent.model.limits import EVENTS_KEPT
+from nodeagent.model.membership import MembershipStatus
 from nodeagent.model.raft_messages import Heartbeat, Routed
 from nodeagent.model.requests import (
     Accepted,
@@ -53,13 +54,12 @@ from nodeagent.model.requests import (
     ScanRows,
 )
 from nodeagent.model.schema import TableSchema
-from nodeagent.model.standing import Standing
 from nodeagent.runtime.agent import Agent
 from nodeagent.runtime.config import dump_config
 from nodeagent.runtime.http import CONNECTIONS_MAX as HTTP_CONNECTIONS_MAX
-from nodeagent.runtime.notes import Notes
+from nodeagent.runtime.notes import EventLog
 from nodeagent.runtime.ports import HostPort
-from nodeagent.runtime.shares import AT_WORK
+from nodeagent.runtime.shares import RUNNING_MAX
 from nodeagent.runtime.startup import open_directory
 from nodeagent.transport.connection import Connection
 from nodeagent.transport.endpoints import dial
@@ -79,7 +79,7 @@ class ScriptedHost:
         self.peers: Any = SimpleNamespace(
             addresses={}, starts=self.starts, levels=PeerLevels("node1", SPOKEN)
         )
-        self.own_standing: Any = SimpleNamespace(older_copy="")
+        self.own_membership: Any = SimpleNamespace(older_copy="")
         self.status: Any = SimpleNamespace(of_node=self.status_at)
         self.retired = {"old"}
         self.unknown: set[str] = set()
@@ -96,18 +96,18 @@ class ScriptedHost:
         """If set, no reply is sent automatically."""
 
         self.leads_left = 0
-        """How often `hand_over` returns that it is still in progress."""
+        """How often `transfer_leadership` returns that it is still in progress."""
 
     @property
     def idle(self) -> bool:
         return self.effects == Effects()
 
-    def standing(self, node: NodeId, incarnation: str, now: int) -> Standing:
+    def standing(self, node: NodeId, incarnation: str, now: int) -> MembershipStatus:
         if incarnation in self.retired:
-            return Standing.RETIRED
+            return MembershipStatus.RETIRED
         if incarnation in self.starts.older:
-            return Standing.OLDER
-        return Standing.UNKNOWN if incarnation in self.unknown else Standing.MEMBER
+            return MembershipStatus.OLDER
+        return MembershipStatus.UNKNOWN if incarnation in self.unknown else MembershipStatus.MEMBER
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
         self.events.append(f"raft {sender} {len(messages)}")
@@ -138,7 +138,7 @@ class ScriptedHost:
         self.events.append(f"reply {call} {reply.code if isinstance(reply, ErrorReply) else 'ok'}")
 
     def on_older_copy(self, why: str, now: int) -> None:
-        self.own_standing.older_copy = why
+        self.own_membership.older_copy = why
 
     def on_retired(self, why: str, now: int) -> None:
         self.events.append(f"retired: {why}")
@@ -152,7 +152,7 @@ class ScriptedHost:
     def tick(self, now: int, wall: int) -> None:
         pass
 
-    def hand_over(self, now: int) -> bool:
+    def transfer_leadership(self, now: int) -> bool:
         self.events.append("hand over")
         self.leads_left -= 1
         return self.leads_left >= 0
@@ -194,7 +194,7 @@ class Running:
         self.host = ScriptedHost()
         self.lines = StringIO()
         host: HostPort = self.host
-        self.agent = Agent(directory, notes=Notes(self.lines), make_host=lambda opened, now, wall: host)
+        self.agent = Agent(directory, notes=EventLog(self.lines), make_host=lambda opened, now, wall: host)
         self.task: asyncio.Task[int]
 
     async def __aenter__(self) -> "Running":
@@ -504,7 +504,7 @@ def test_missing_certificate_is_an_error_with_its_path(tmp_path: Path) -> None:
         (directory / "tls" / "node.pem").unlink()
         for _ in range(2):
             with pytest.raises(InvalidInput, match="cannot be read"):
-                await Agent(directory, notes=Notes(StringIO())).run()
+                await Agent(directory, notes=EventLog(StringIO())).run()
 
     run(test())
 
@@ -615,11 +615,11 @@ def test_many_scans_of_a_reader_wait_for_each_other_but_not_an_operator_s(tmp_pa
             replies: list[Reply] = []
             for _ in range(50):
                 reader.request(scan, 60, replies.append)
-            while driver.reads_waiting < 50 - AT_WORK["reader"]:
+            while driver.reads_waiting < 50 - RUNNING_MAX["reader"]:
                 await asyncio.sleep(0.01)
-            assert running.host.events.count("request ScanRows") == AT_WORK["reader"]
+            assert running.host.events.count("request ScanRows") == RUNNING_MAX["reader"]
             admin.request(scan, 60, lambda _: None)
-            while running.host.events.count("request ScanRows") == AT_WORK["reader"]:
+            while running.host.events.count("request ScanRows") == RUNNING_MAX["reader"]:
                 await asyncio.sleep(0.01)
             running.host.keeps = False
             running.host.answer(running.host.batch)

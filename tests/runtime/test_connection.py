@@ -28,9 +28,9 @@ from nodeagent.runtime.peers import Peers
 from nodeagent.transport import connection as room
 from nodeagent.transport import frame_deadline
 from nodeagent.transport.connection import Connection
+from nodeagent.transport.connection_limits import UNKNOWN_MAX
 from nodeagent.transport.endpoints import Listener, dial
 from nodeagent.transport.hello import check_hello
-from nodeagent.transport.places import UNKNOWN_MAX
 from nodeagent.transport.tls import Identity, client_context, server_context
 from nodeagent.wire import codec
 from nodeagent.wire.frames import FIRST_BYTES, FIRST_BYTES_TRUSTED, NUMBERED_HEAD, PROTOCOL, Kind

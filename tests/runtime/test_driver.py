@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.log.identity import NodeFile
 from nodeagent.model.errors import Forbidden, Unavailable
 from nodeagent.model.requests import Accepted, GetMeta, Reply, Request

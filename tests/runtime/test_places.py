@@ -1,13 +1,19 @@
-"""Places of connections: unknown peers lock nobody out, and a greedy reader affects only readers."""
+"""ConnectionLimits of connections: unknown peers lock nobody out, and a greedy reader affects only readers."""
 
 import pytest
 
 from nodeagent.model.errors import NodeAgentError, Overloaded
-from nodeagent.transport.places import PARTIAL_BYTES_MAX, PLACES, READER_MAX, UNKNOWN_MAX, Places
+from nodeagent.transport.connection_limits import (
+    PARTIAL_BYTES_MAX,
+    PLACES,
+    READER_MAX,
+    UNKNOWN_MAX,
+    ConnectionLimits,
+)
 
 
 class Link:
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: ConnectionLimits) -> None:
         self.places = places
         self.aborted = False
         places.enter(self)
@@ -21,7 +27,7 @@ class Link:
 
 
 def test_half_open_connections_are_aborted_oldest_first_and_silent_first() -> None:
-    places = Places()
+    places = ConnectionLimits()
     operator = Link(places)
     places.speaks(operator)
     silent = [Link(places) for _ in range(10 * UNKNOWN_MAX)]
@@ -35,7 +41,7 @@ def test_half_open_connections_are_aborted_oldest_first_and_silent_first() -> No
 
 
 def test_readers_take_no_places_of_other_roles_and_one_reader_not_all() -> None:
-    places = Places()
+    places = ConnectionLimits()
     for _ in range(READER_MAX):
         places.greeted(Link(places), "reader", "bob")
     with pytest.raises(Overloaded, match="bob"):
@@ -53,7 +59,7 @@ def test_readers_take_no_places_of_other_roles_and_one_reader_not_all() -> None:
 
 
 def test_unfinished_frames_of_a_role_are_bounded_together() -> None:
-    places = Places()
+    places = ConnectionLimits()
     most = PARTIAL_BYTES_MAX["reader"]
     places.hold("reader", most)
     with pytest.raises(Overloaded):

@@ -24,7 +24,7 @@ def test_rights() -> None:
     assert of("reader") == READS
     assert set(KINDS) - of("admin") == {"Forward", "CheckStatus", "GetSealedSessions"}
     assert set(KINDS) - of("node") == {
-        *("RepairFile", "GiveUp", "RaiseLevel", "TakeLock", "DropLock", "RecordRun", "DropTable")
+        *("RepairFile", "ForceRecover", "RaiseLevel", "TakeLock", "DropLock", "RecordRun", "DropTable")
     }
     assert of("guest") == {"CheckStatus"}
     assert of("nobody") == set()
@@ -55,4 +55,4 @@ def test_requests_that_must_not_be_repeated() -> None:
     never = {name for name, traits in KINDS.items() if traits.repeat is Repeat.NEVER}
     assert never == {"BeginChange", "Write", "DeleteRows", "Propose"}
     careful = {name for name, traits in KINDS.items() if traits.repeat is Repeat.UNLESS_FAILED}
-    assert careful == {"PutSchema", "DropTable", "Drain", "RaiseLevel", "Steer", "Forward"}
+    assert careful == {"PutSchema", "DropTable", "Drain", "RaiseLevel", "ControlOperation", "Forward"}

@@ -11,7 +11,7 @@ from nodeagent.model.config import ClusterSettings, NodeConfig
 from nodeagent.model.limits import MIB
 from nodeagent.model.space import fitted, floor_of, log_keep, refuse_below, reserve, zero_step
 from nodeagent.runtime.disk import RealDisk
-from nodeagent.runtime.notes import Notes
+from nodeagent.runtime.notes import EventLog
 
 CONFIG = NodeConfig("n", "h", 1, 2, (), ClusterSettings("c"))
 
@@ -23,7 +23,7 @@ class FullStream(io.StringIO):
 
 def test_log_lines_that_cannot_be_written_are_counted() -> None:
     """If the agent's own log lines go to a full disk, the agent continues."""
-    notes = Notes(FullStream())
+    notes = EventLog(FullStream())
     notes.write("writes_refused", {"why": "full"})
     assert notes.dropped == 1 and [e.event for e in notes.recent] == ["writes_refused"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.model.jobs import DropSnapshot
 from nodeagent.model.limits import TURN_MS_MAX
 from nodeagent.runtime.turns import OWN_SAMPLE_S, SCHEDSTAT, ThreadUse, Turns, thread_use

@@ -11,7 +11,7 @@ from typing import Any
 
 from nodeagent.data import commands as data
 from nodeagent.data.checkpoint import encode_checkpoint
-from nodeagent.data.handover import part_of, seal_result
+from nodeagent.data.slot_migration import part_of, seal_result
 from nodeagent.data.state import DataState, initial
 from nodeagent.host.handlers.views import meta_view
 from nodeagent.meta import commands as c
@@ -54,7 +54,7 @@ class Cluster:
         self.largest.see("data_entry", len(entry.data))
         return state.apply(state.applied + 1, [entry], 0)[0][1]
 
-    def tell(self, evidence_: c.Evidence) -> None:
+    def tell(self, evidence_: c.ProgressReport) -> None:
         self.largest.see("meta_entry", len(c.encode(evidence_)))
         self.meta.do(evidence_)
         self.look()
@@ -76,7 +76,7 @@ class Cluster:
             reply = self.do(group, data.OpenSession())
             assert isinstance(reply, SessionOpened)
             for slot in slots:
-                state.sessions.take(reply.session, slot, WRITES, WRITES - 1)
+                state.sessions.record(reply.session, slot, WRITES, WRITES - 1)
         self.save(group)
 
     # --- one change --------------------------------------------------------------------------------
@@ -86,7 +86,14 @@ class Cluster:
         op = self.meta.op
         assert op.created_group is not None
         self.groups[op.created_group] = initial(op.created_group, ())
-        for stage in (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING, Stage.RELEASED):
+        for stage in (
+            Stage.PLANNED,
+            Stage.SEALED,
+            Stage.OPEN,
+            Stage.RECONFIGURING,
+            Stage.COPYING,
+            Stage.CLEANUP,
+        ):
             self._carry_out(op, stage)
             for one in evidence(op, stage):
                 if not isinstance(one, c.SealedBy):
@@ -102,13 +109,13 @@ class Cluster:
         elif stage is Stage.OPEN:
             for group in op.gaining:
                 self._open(op, group)
-        elif stage is Stage.MOVING:
+        elif stage is Stage.COPYING:
             for unit in moving.units(op):
                 for node in unit.move.target_members:
                     copy = CopyRecord(unit.move.target, node, "i", unit.slots, "d" * 32, 1, 1)
                     self.meta.do(c.Copied(3, op.id, copy))
             self.look()
-        elif stage is Stage.RELEASED:
+        elif stage is Stage.CLEANUP:
             for group in op.losing:
                 self.do(group, data.Release(op.id, op.table_version))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.data import commands as data
-from nodeagent.data.handover import digest
+from nodeagent.data.slot_migration import digest
 from nodeagent.data.state import DataState, initial
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config, Entry, EntryKind
@@ -18,10 +18,10 @@ from nodeagent.scaling import groups, membership
 from nodeagent.scaling.groups import (
     PARTS_AT_ONCE,
     AdoptNow,
-    FetchAhead,
+    GroupView,
     Log,
-    Look,
     Part,
+    PrefetchParts,
     Reconfigure,
     Report,
     TakeParts,
@@ -44,9 +44,11 @@ def state(group: str, *commands: data.Command) -> DataState:
     return made
 
 
-def look(group: str, made: DataState, config: Config | None = None, gone: str = "") -> Look:
+def view(group: str, made: DataState, config: Config | None = None, gone: str = "") -> GroupView:
     incarnations = {name: f"i-{name}" for name in (*MEMBERS, "n")}
-    return Look(group, "a", made, config or Config(MEMBERS), lambda _: True, incarnations, gone.__eq__, 7)
+    return GroupView(
+        group, "a", made, config or Config(MEMBERS), lambda _: True, incarnations, gone.__eq__, 7
+    )
 
 
 SEAL = data.Seal("op-9", 9, ((0, 2),))
@@ -55,28 +57,28 @@ OPEN = data.Open("op-9", 9, ((0, 2),), ())
 
 def test_a_created_group_says_that_it_is_led_until_the_record_has_it() -> None:
     op = operation(Stage.PLANNED)
-    assert groups.due(op, look(NEW, state(NEW))) == []
+    assert groups.next_actions(op, view(NEW, state(NEW))) == []
     op.created_group = NEW
-    assert groups.due(op, look(NEW, state(NEW))) == [Report(meta.GroupReady(7, "op-9", NEW))]
-    assert groups.due(op, look(OLD, state(OLD))) == []
+    assert groups.next_actions(op, view(NEW, state(NEW))) == [Report(meta.GroupReady(7, "op-9", NEW))]
+    assert groups.next_actions(op, view(OLD, state(OLD))) == []
     op.group_ready = True
-    assert groups.due(op, look(NEW, state(NEW))) == []
+    assert groups.next_actions(op, view(NEW, state(NEW))) == []
 
 
 def test_an_earlier_operation_of_the_group_has_no_next_actions() -> None:
     """Its configuration is of a later operation: this leader's meta state is old."""
     op, later = operation(Stage.SEALED), Config(MEMBERS, (), "op-10")
-    assert groups.due(op, look(OLD, state(OLD), later)) == []
-    assert groups.due(op, look(OLD, state(OLD), Config(MEMBERS, (), "op-9"))) == [Log(SEAL)]
+    assert groups.next_actions(op, view(OLD, state(OLD), later)) == []
+    assert groups.next_actions(op, view(OLD, state(OLD), Config(MEMBERS, (), "op-9"))) == [Log(SEAL)]
 
 
 def test_a_losing_group_seals_then_reports_it_then_does_nothing() -> None:
     op = operation(Stage.SEALED)
-    assert groups.due(op, look(OLD, state(OLD))) == [Log(SEAL)]
-    report, *_ = groups.due(op, look(OLD, state(OLD, SEAL)))
+    assert groups.next_actions(op, view(OLD, state(OLD))) == [Log(SEAL)]
+    report, *_ = groups.next_actions(op, view(OLD, state(OLD, SEAL)))
     assert isinstance(report, Report) and isinstance(report.command, meta.SealedBy)
     op.sealed[OLD] = report.command.result
-    assert not any(isinstance(a, Log | Report) for a in groups.due(op, look(OLD, state(OLD, SEAL))))
+    assert not any(isinstance(a, Log | Report) for a in groups.next_actions(op, view(OLD, state(OLD, SEAL))))
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -89,7 +91,7 @@ def test_a_newcomer_is_added_when_all_is_ready_for_it(sealed: bool, cancelled: b
         op.joined.append((OLD, "n"))
     op.sealed[OLD] = SealResult(OLD, 3, b"")
     made = state(OLD, *([SEAL] if sealed else []), *([data.Unseal("op-9", 9)] if cancelled else []))
-    added = any(isinstance(a, Reconfigure) for a in groups.due(op, look(OLD, made)))
+    added = any(isinstance(a, Reconfigure) for a in groups.next_actions(op, view(OLD, made)))
     assert added == (sealed and joined and not cancelled)
 
 
@@ -97,32 +99,36 @@ def test_a_dead_newcomer_is_not_added() -> None:
     op = operation(Stage.SEALED)
     op.joined.append((OLD, "n"))
     op.sealed[OLD] = SealResult(OLD, 3, b"")
-    assert groups.due(op, look(OLD, state(OLD, SEAL), gone="n")) == []
-    assert groups.due(op, look(OLD, state(OLD, SEAL))) != []
+    assert groups.next_actions(op, view(OLD, state(OLD, SEAL), gone="n")) == []
+    assert groups.next_actions(op, view(OLD, state(OLD, SEAL))) != []
 
 
 def test_a_gaining_group_reports_once_that_it_opened_and_others_nothing() -> None:
     op = operation(Stage.OPEN)
     op.sealed[OLD] = SealResult(OLD, 3, b"")
     for made in (state(NEW, OPEN), state(NEW, OPEN, data.Adopt("op-9", ((0, 2),), (), ()))):
-        assert groups.due(op, look(NEW, made)) == [Report(meta.OpenedBy(7, "op-9", NEW, made.applied))]
+        assert groups.next_actions(op, view(NEW, made)) == [
+            Report(meta.OpenedBy(7, "op-9", NEW, made.applied))
+        ]
     op.opened.append(NEW)
-    assert groups.due(op, look(NEW, state(NEW))) == []
-    assert groups.due(op, look(OLD, state(OLD, SEAL))) == []
+    assert groups.next_actions(op, view(NEW, state(NEW))) == []
+    assert groups.next_actions(op, view(OLD, state(OLD, SEAL))) == []
 
 
-@pytest.mark.parametrize("stage", [Stage.PLANNED, Stage.SEALED, Stage.FORMAL, Stage.CANCELLING, Stage.DONE])
+@pytest.mark.parametrize(
+    "stage", [Stage.PLANNED, Stage.SEALED, Stage.RECONFIGURING, Stage.CANCELLING, Stage.DONE]
+)
 def test_nothing_opens_in_another_stage(stage: Stage) -> None:
     assert not any(
         isinstance(a, Log) and isinstance(a.command, data.Open)
-        for a in groups.due(operation(stage), look(NEW, state(NEW)))
+        for a in groups.next_actions(operation(stage), view(NEW, state(NEW)))
     )
 
 
 def test_a_gaining_group_opens_with_the_sessions_of_the_losing_ones() -> None:
     op = operation(Stage.OPEN)
     op.sealed[OLD] = SealResult(OLD, 3, b"s")
-    (action,) = groups.due(op, look(NEW, state(NEW)))
+    (action,) = groups.next_actions(op, view(NEW, state(NEW)))
     assert isinstance(action, Log) and isinstance(action.command, data.Open)
     assert action.command.results == (op.sealed[OLD],) and action.command.slots == ((0, 2),)
 
@@ -137,9 +143,9 @@ def test_a_gaining_group_takes_the_missing_parts_and_opens_after_the_last(more: 
     have = [data.OpenSessions(op.id, OLD, 1, parts[1])]
     wanted = [n for n in range(len(parts)) if n != 1][:PARTS_AT_ONCE]
     all_of_them = [data.OpenSessions(op.id, OLD, n, p) for n, p in enumerate(parts)]
-    (last,) = groups.due(op, look(NEW, state(NEW, *all_of_them)))
+    (last,) = groups.next_actions(op, view(NEW, state(NEW, *all_of_them)))
     assert isinstance(last, Log) and isinstance(last.command, data.Open)
-    (action,) = groups.due(op, look(NEW, state(NEW, *have)))
+    (action,) = groups.next_actions(op, view(NEW, state(NEW, *have)))
     taken = tuple(Part(OLD, n, digest(parts[n]), ("a", "c")) for n in wanted)
     assert action == TakeParts(op.id, taken, None if more else last.command)
 
@@ -147,49 +153,53 @@ def test_a_gaining_group_takes_the_missing_parts_and_opens_after_the_last(more: 
 def test_a_gaining_group_asks_for_sessions_before_they_are_sealed() -> None:
     op = operation(Stage.SEALED)
     op.dead = ["b"]
-    ahead = FetchAhead(op.id, (Part(OLD, 0, "", ("a", "c")),))
-    assert [a for a in groups.due(op, look(NEW, state(NEW))) if isinstance(a, FetchAhead)] == [ahead]
-    assert not any(isinstance(a, FetchAhead) for a in groups.due(op, look(OLD, state(OLD))))
+    ahead = PrefetchParts(op.id, (Part(OLD, 0, "", ("a", "c")),))
+    assert [a for a in groups.next_actions(op, view(NEW, state(NEW))) if isinstance(a, PrefetchParts)] == [
+        ahead
+    ]
+    assert not any(isinstance(a, PrefetchParts) for a in groups.next_actions(op, view(OLD, state(OLD))))
 
 
 def test_adoption_waits_for_a_copy_on_every_member_under_its_incarnation() -> None:
-    op = operation(Stage.MOVING)
+    op = operation(Stage.COPYING)
     made = state(NEW, OPEN)
     for name, incarnation in (("n", "i-n"), ("a", "i-a"), ("b", "old")):
-        assert groups.due(op, look(NEW, made)) == []
+        assert groups.next_actions(op, view(NEW, made)) == []
         op.copies.append(CopyRecord(NEW, name, incarnation, ((0, 2),), "d", 1, 1))
-    assert groups.due(op, look(NEW, made)) == []
+    assert groups.next_actions(op, view(NEW, made)) == []
     op.copies.append(CopyRecord(NEW, "b", "i-b", ((0, 2),), "d", 1, 1))
-    assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]
+    assert groups.next_actions(op, view(NEW, made)) == [AdoptNow("op-9")]
 
 
 def test_copies_that_differ_are_reported_and_never_adopted() -> None:
-    op = operation(Stage.MOVING)
+    op = operation(Stage.COPYING)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), n, 1, 1) for n in ("n", "a", "b")]
-    (action,) = groups.due(op, look(NEW, state(NEW, OPEN)))
+    (action,) = groups.next_actions(op, view(NEW, state(NEW, OPEN)))
     assert isinstance(action, Report) and isinstance(action.command, meta.ReportError)
 
 
 def test_a_cancel_drops_the_learner_before_the_slots_return() -> None:
     """The learner was sent no files of those slots."""
     op = operation(Stage.CANCELLING)
-    (first,) = groups.due(op, look(OLD, state(OLD, SEAL), Config(MEMBERS, ("n",), "op-9")))
+    (first,) = groups.next_actions(op, view(OLD, state(OLD, SEAL), Config(MEMBERS, ("n",), "op-9")))
     assert first == Reconfigure(membership.Change(Config(MEMBERS, (), "op-9")))
-    assert groups.due(op, look(OLD, state(OLD, SEAL))) == [Log(data.Unseal("op-9", 9))]
+    assert groups.next_actions(op, view(OLD, state(OLD, SEAL))) == [Log(data.Unseal("op-9", 9))]
 
 
 def test_a_leaving_member_stays_until_it_can_be_a_source_by_itself() -> None:
-    op = operation(Stage.FORMAL)
+    op = operation(Stage.RECONFIGURING)
     config = Config((*MEMBERS, "n"), (), "op-9")
-    assert groups.due(op, look(OLD, state(OLD, SEAL), config)) == []
+    assert groups.next_actions(op, view(OLD, state(OLD, SEAL), config)) == []
     op.sources_ready.append((OLD, "c"))
-    (step,) = groups.due(op, look(OLD, state(OLD, SEAL), config))
+    (step,) = groups.next_actions(op, view(OLD, state(OLD, SEAL), config))
     assert step == Reconfigure(membership.Change(Config(("a", "b", "n"), (), "op-9")))
 
 
 def test_a_learner_of_another_operation_is_dropped() -> None:
-    op = operation(Stage.FORMAL)
-    (step,) = groups.due(op, look(OLD, state(OLD, SEAL), Config((*MEMBERS, "n"), ("stray",), "op-1")))
+    op = operation(Stage.RECONFIGURING)
+    (step,) = groups.next_actions(
+        op, view(OLD, state(OLD, SEAL), Config((*MEMBERS, "n"), ("stray",), "op-1"))
+    )
     assert step == Reconfigure(membership.Change(Config((*MEMBERS, "n"), (), "op-9")))
 
 
@@ -204,70 +214,70 @@ def formed(members: tuple[str, ...], made: DataState) -> Report:
 def test_a_dead_leaving_member_is_not_waited_for() -> None:
     made = state(OLD, SEAL)
     config = Config((*MEMBERS, "n"), (), "op-9")
-    assert groups.due(operation(Stage.FORMAL), look(OLD, made, config, gone="c")) == [
+    assert groups.next_actions(operation(Stage.RECONFIGURING), view(OLD, made, config, gone="c")) == [
         change_to("a", "b", "n")
     ]
 
 
 def test_a_dead_member_is_dropped_before_a_newcomer_votes() -> None:
     """Of four voters with a dead one, three must live: the newcomer's death would end the group."""
-    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
+    op, made = operation(Stage.RECONFIGURING), state(OLD, SEAL)
     learner = Config(MEMBERS, ("n",), "op-9")
-    assert groups.due(op, look(OLD, made, learner, gone="c")) == [
+    assert groups.next_actions(op, view(OLD, made, learner, gone="c")) == [
         Reconfigure(membership.Change(Config(("a", "b"), ("n",), "op-9")))
     ]
     dropped = Config(("a", "b"), ("n",), "op-9")
-    assert groups.due(op, look(OLD, made, dropped, gone="c")) == [change_to("a", "b", "n")]
+    assert groups.next_actions(op, view(OLD, made, dropped, gone="c")) == [change_to("a", "b", "n")]
 
 
 def test_the_leaving_member_stays_if_the_newcomer_is_dead() -> None:
     """Whether it never joined or was still a learner; and the record says who the members are."""
-    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
+    op, made = operation(Stage.RECONFIGURING), state(OLD, SEAL)
     op.sources_ready.append((OLD, "c"))
     learner = Config(MEMBERS, ("n",), "op-9")
-    assert groups.due(op, look(OLD, made, learner, gone="n")) == [change_to(*MEMBERS)]
-    assert groups.due(op, look(OLD, made, gone="n")) == [formed(MEMBERS, made)]
+    assert groups.next_actions(op, view(OLD, made, learner, gone="n")) == [change_to(*MEMBERS)]
+    assert groups.next_actions(op, view(OLD, made, gone="n")) == [formed(MEMBERS, made)]
 
 
 def test_a_newcomer_that_died_as_a_voter_is_a_member() -> None:
-    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
+    op, made = operation(Stage.RECONFIGURING), state(OLD, SEAL)
     op.sources_ready.append((OLD, "c"))
     voter = Config((*MEMBERS, "n"), (), "op-9")
-    assert groups.due(op, look(OLD, made, voter, gone="n")) == [change_to("a", "b", "n")]
+    assert groups.next_actions(op, view(OLD, made, voter, gone="n")) == [change_to("a", "b", "n")]
     after = Config(("a", "b", "n"), (), "op-9")
-    assert groups.due(op, look(OLD, made, after, gone="n")) == [formed(("a", "b", "n"), made)]
+    assert groups.next_actions(op, view(OLD, made, after, gone="n")) == [formed(("a", "b", "n"), made)]
 
 
 def test_adoption_does_not_wait_for_dead_members() -> None:
-    op = operation(Stage.MOVING)
+    op = operation(Stage.COPYING)
     made = state(NEW, OPEN)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d", 1, 1) for n in ("a", "b")]
-    assert groups.due(op, look(NEW, made)) == []
+    assert groups.next_actions(op, view(NEW, made)) == []
     op.dead.append("n")
-    assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]
+    assert groups.next_actions(op, view(NEW, made)) == [AdoptNow("op-9")]
 
 
 def test_the_error_is_cleared_once_the_copies_agree() -> None:
     """The member whose copy was wrong is given up: the error is cleared. Another group's error stays."""
-    op = operation(Stage.MOVING)
+    op = operation(Stage.COPYING)
     made = state(NEW, OPEN)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d" if n != "n" else "e", 1, 1) for n in "abn"]
-    (report,) = groups.due(op, replace(look(NEW, made), level=Feature.REASONS))
+    (report,) = groups.next_actions(op, replace(view(NEW, made), level=Feature.REASONS))
     assert isinstance(report, Report) and isinstance(report.command, meta.ReportError)
     assert report.command.group == NEW
     op.last_error, op.error_group = report.command.what, report.command.group
-    assert groups.due(op, look(NEW, made)) == []
+    assert groups.next_actions(op, view(NEW, made)) == []
     op.dead.append("n")
     clear = Report(meta.ReportError(7, "op-9", ""))
-    assert groups.due(op, look(NEW, made)) == [clear, AdoptNow("op-9")]
+    assert groups.next_actions(op, view(NEW, made)) == [clear, AdoptNow("op-9")]
     op.error_group = OLD
-    assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]
+    assert groups.next_actions(op, view(NEW, made)) == [AdoptNow("op-9")]
 
 
 def test_the_group_of_an_error_is_not_named_before_all_nodes_know_the_field() -> None:
-    op = operation(Stage.MOVING)
+    op = operation(Stage.COPYING)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d" if n != "n" else "e", 1, 1) for n in "abn"]
-    (report,) = groups.due(op, look(NEW, state(NEW, OPEN)))
+    (report,) = groups.next_actions(op, view(NEW, state(NEW, OPEN)))
     assert isinstance(report, Report) and isinstance(report.command, meta.ReportError)
     assert report.command.what and not report.command.group
 
@@ -278,77 +288,85 @@ def file() -> FileMeta:
 
 
 def test_a_group_adopts_once_and_reports_it_once_its_files_are_in_place() -> None:
-    op = operation(Stage.MOVING)
+    op = operation(Stage.COPYING)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d", 1, 1) for n in "abn"]
     made = state(NEW, OPEN, data.Adopt("op-9", ((0, 2),), (Adoption("x", file()),), ()))
-    assert made.adoptions.waiting and groups.due(op, look(NEW, made)) == []
+    assert made.adoptions.waiting and groups.next_actions(op, view(NEW, made)) == []
     job = made.jobs.pop()
     assert isinstance(job, AdoptFiles)
     made.on_adopted(job)
-    assert groups.due(op, look(NEW, made)) == [Report(meta.AdoptedBy(7, "op-9", NEW, made.applied))]
+    assert groups.next_actions(op, view(NEW, made)) == [Report(meta.AdoptedBy(7, "op-9", NEW, made.applied))]
     op.adopted.append(NEW)
-    assert groups.due(op, look(NEW, made)) == [] == groups.due(op, look(OLD, state(OLD, SEAL)))
+    assert (
+        groups.next_actions(op, view(NEW, made)) == [] == groups.next_actions(op, view(OLD, state(OLD, SEAL)))
+    )
 
 
 def test_a_losing_group_releases_then_reports_it_and_others_do_nothing() -> None:
-    op = operation(Stage.RELEASED)
+    op = operation(Stage.CLEANUP)
     release = data.Release("op-9", 9)
-    assert groups.due(op, look(OLD, state(OLD, SEAL))) == [Log(release)]
+    assert groups.next_actions(op, view(OLD, state(OLD, SEAL))) == [Log(release)]
     made = state(OLD, SEAL, release)
-    assert groups.due(op, look(OLD, made)) == [Report(meta.ReleasedBy(7, "op-9", OLD, made.applied))]
+    assert groups.next_actions(op, view(OLD, made)) == [Report(meta.ReleasedBy(7, "op-9", OLD, made.applied))]
     op.released.append(OLD)
-    assert groups.due(op, look(OLD, made)) == [] == groups.due(op, look(NEW, state(NEW, OPEN)))
+    assert (
+        groups.next_actions(op, view(OLD, made)) == [] == groups.next_actions(op, view(NEW, state(NEW, OPEN)))
+    )
 
 
 def test_members_are_reported_in_ring_order() -> None:
-    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
+    op, made = operation(Stage.RECONFIGURING), state(OLD, SEAL)
     op.changes = [GroupChange(OLD, "n", "c", MEMBERS, ("n", "b", "a"))]
     config = Config(("a", "b", "n"), (), "op-9")
-    assert groups.due(op, look(OLD, made, config)) == [formed(("n", "b", "a"), made)]
+    assert groups.next_actions(op, view(OLD, made, config)) == [formed(("n", "b", "a"), made)]
 
 
 def test_a_newcomer_that_was_not_added_in_time_is_added_when_members_change() -> None:
-    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
-    assert groups.due(op, look(OLD, made)) == []
+    op, made = operation(Stage.RECONFIGURING), state(OLD, SEAL)
+    assert groups.next_actions(op, view(OLD, made)) == []
     op.joined.append((OLD, "n"))
     learner = Config(MEMBERS, ("n",), "op-9")
-    assert groups.due(op, look(OLD, made)) == [Reconfigure(membership.Change(learner))]
+    assert groups.next_actions(op, view(OLD, made)) == [Reconfigure(membership.Change(learner))]
 
 
 def test_a_group_that_loses_no_slots_does_not_need_its_leaving_member_as_a_source() -> None:
-    op = operation(Stage.FORMAL)
+    op = operation(Stage.RECONFIGURING)
     op.moves = [SlotMove(((0, 2),), "b.1", MEMBERS, NEW, ("n", "a", "b"))]
     config = Config((*MEMBERS, "n"), (), "op-9")
-    assert groups.due(op, look(OLD, state(OLD), config)) == [change_to("a", "b", "n")]
+    assert groups.next_actions(op, view(OLD, state(OLD), config)) == [change_to("a", "b", "n")]
 
 
 def test_a_group_that_took_its_slots_back_reports_it_and_others_do_nothing() -> None:
     op = operation(Stage.CANCELLING)
     made = state(OLD, SEAL, data.Unseal("op-9", 9))
-    assert groups.due(op, look(OLD, made)) == [Report(meta.UnsealedBy(7, "op-9", OLD))]
+    assert groups.next_actions(op, view(OLD, made)) == [Report(meta.UnsealedBy(7, "op-9", OLD))]
     op.unsealed.append(OLD)
-    assert groups.due(op, look(OLD, made)) == [] == groups.due(op, look(NEW, state(NEW)))
+    assert groups.next_actions(op, view(OLD, made)) == [] == groups.next_actions(op, view(NEW, state(NEW)))
 
 
 def test_a_newcomer_reports_once_per_replica_that_it_can_be_added() -> None:
     op = operation(Stage.SEALED)
     report = Report(meta.JoinReady(7, "op-9", OLD, "n"))
-    assert groups.joins_due(op, "n", {OLD, "b.1"}, 7) == [report]
-    assert groups.joins_due(op, "a", {OLD}, 7) == [] == groups.joins_due(op, "n", set(), 7)
+    assert groups.joins_to_report(op, "n", {OLD, "b.1"}, 7) == [report]
+    assert groups.joins_to_report(op, "a", {OLD}, 7) == [] == groups.joins_to_report(op, "n", set(), 7)
     op.joined.append((OLD, "n"))
-    assert groups.joins_due(op, "n", {OLD}, 7) == []
+    assert groups.joins_to_report(op, "n", {OLD}, 7) == []
 
 
 def test_a_holder_reports_once_that_it_can_serve_its_sealed_slots() -> None:
     sealed = {OLD: state(OLD, SEAL)}
     report = Report(meta.SourceReady(7, "op-9", OLD, "a"))
-    for stage in (Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING):
-        assert groups.sources_due(operation(stage), "a", sealed, 7) == [report]
-    op = operation(Stage.MOVING)
-    assert groups.sources_due(operation(Stage.RELEASED), "a", sealed, 7) == []
-    assert groups.sources_due(op, "n", sealed, 7) == []  # it was no member when they were sealed
-    assert groups.sources_due(op, "a", {OLD: state(OLD)}, 7) == [] == groups.sources_due(op, "a", {}, 7)
+    for stage in (Stage.SEALED, Stage.OPEN, Stage.RECONFIGURING, Stage.COPYING):
+        assert groups.sources_to_report(operation(stage), "a", sealed, 7) == [report]
+    op = operation(Stage.COPYING)
+    assert groups.sources_to_report(operation(Stage.CLEANUP), "a", sealed, 7) == []
+    assert groups.sources_to_report(op, "n", sealed, 7) == []  # it was no member when they were sealed
+    assert (
+        groups.sources_to_report(op, "a", {OLD: state(OLD)}, 7)
+        == []
+        == groups.sources_to_report(op, "a", {}, 7)
+    )
     op.moves.append(SlotMove(((7, 8),), "b.1", ("b", "c", "d"), NEW, ("n", "a", "b")))
-    assert groups.sources_due(op, "a", sealed, 7) == [report], "others' slots are moved, too"
+    assert groups.sources_to_report(op, "a", sealed, 7) == [report], "others' slots are moved, too"
     op.sources_ready.append((OLD, "a"))
-    assert groups.sources_due(op, "a", sealed, 7) == []
+    assert groups.sources_to_report(op, "a", sealed, 7) == []

@@ -17,7 +17,7 @@ P = PartitionKey("root.a", 1, 0)
 MOVED = ((0, 10), (20, 100))
 
 
-def operation(rate: int = 0, stage: Stage = Stage.MOVING) -> Operation:
+def operation(rate: int = 0, stage: Stage = Stage.COPYING) -> Operation:
     move = SlotMove(MOVED, OLD, HOLDERS, NEW, TAKERS)
     change = GroupChange(OLD, "n", "c", HOLDERS, ("a", "b", "n"))
     options = Options(rate_bytes_per_s=rate)
@@ -53,8 +53,10 @@ def test_a_member_owes_each_unit_until_its_current_incarnation_recorded_it() -> 
     cut = moving.units(op)
     copied(op, cut, "n", "earlier")
     copied(op, cut[1:], "n", "i-n")
-    assert moving.due(op, cut, "n", "i-n") == cut[:1]
-    assert moving.due(op, cut, "a", "i-a") == cut and moving.due(op, cut, "c", "i-c") == []
+    assert moving.units_to_copy(op, cut, "n", "i-n") == cut[:1]
+    assert (
+        moving.units_to_copy(op, cut, "a", "i-a") == cut and moving.units_to_copy(op, cut, "c", "i-c") == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,8 +91,10 @@ def test_the_rate_is_shared_by_the_nodes_that_still_pull() -> None:
     op = operation(rate=900)
     assert moving.rate_share(op, "n") == 900  # a and b hold the slots already
     assert moving.rate_share(operation(), "n") == 0 == moving.rate_share(operation(rate=-1), "n")
-    assert moving.rate_share(operation(rate=1, stage=Stage.FORMAL), "a") == 1  # never 0, which is no limit
-    assert moving.rate_share(operation(rate=900, stage=Stage.FORMAL), "a") == 450  # n catches up
+    assert (
+        moving.rate_share(operation(rate=1, stage=Stage.RECONFIGURING), "a") == 1
+    )  # never 0, which is no limit
+    assert moving.rate_share(operation(rate=900, stage=Stage.RECONFIGURING), "a") == 450  # n catches up
     wide = operation(rate=900)
     wide.moves = [SlotMove(MOVED, OLD, ("c", "d"), NEW, TAKERS)]
     assert moving.rate_share(wide, "n") == 300

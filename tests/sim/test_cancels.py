@@ -4,7 +4,7 @@ import pytest
 
 from nodeagent.model import requests as q
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
-from nodeagent.scaling.holds import POINTS
+from nodeagent.scaling.failpoints import POINTS
 from nodeagent.testing.cancels import KINDS, WAYS, cases, run_case, state_of
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.scenario import Scenario
@@ -41,7 +41,7 @@ def test_a_duplicate_request_after_the_cancel_begins_nothing(monkeypatch: pytest
     scenario.hold("after:SEALED")
     with scenario.locked():
         operation = scenario.change("add-node", newcomer)
-    scenario.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+    scenario.request(q.ControlOperation(operation, "cancel", "sim"), OperationReply)
     scenario.hold()
     assert not scenario.finish(operation, cancelled=True)
     (again,) = (r for r in asked if isinstance(r, q.BeginChange))

@@ -66,7 +66,7 @@ def test_a_newcomer_that_missed_the_cancel_starts_empty() -> None:
     )
     others = [n for n in scenario.sim.nodes if n != newcomer]
     scenario.sim.faults.cut |= {(n, newcomer) for n in others}
-    scenario.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+    scenario.request(q.ControlOperation(operation, "cancel", "sim"), OperationReply)
     scenario.until(lambda: scenario.stage(operation) in ("CANCELLED", "DONE"), "the cancel is over")
     scenario.sim.faults.heal()
     if scenario.stage(operation) == "CANCELLED":
@@ -171,7 +171,7 @@ def test_a_new_leader_sends_a_snapshot_to_a_member_it_needs_for_a_quorum(seed: i
 
     def leads() -> bool:
         replica = members[other].host.replicas.data[group]
-        return replica.leads and replica.seen > replica.led_from
+        return replica.leads and replica.applied_index > replica.led_from
 
     scenario.until(leads, "the two go on", 20_000)
     members[leader].start()
@@ -253,7 +253,9 @@ def test_no_node_is_declared_dead_in_a_change_while_one_of_its_groups_has_no_quo
     scenario.sim.pause(6_000)
     said: list[q.Reply] = []
     for node in (n for n in scenario.sim.nodes.values() if n.alive):
-        scenario.sim.call(CLIENT, node.node, q.Steer(operation, "dead", "sim", node=gone), said.append)
+        scenario.sim.call(
+            CLIENT, node.node, q.ControlOperation(operation, "dead", "sim", node=gone), said.append
+        )
     scenario.sim.pause(3_000)
     assert any("no live quorum in" in getattr(r, "what", "") for r in said), said
     record = scenario.record(operation)
@@ -261,10 +263,10 @@ def test_no_node_is_declared_dead_in_a_change_while_one_of_its_groups_has_no_quo
 
     scenario.sim.nodes[away].start()
     scenario.dead.append(scenario.sim.nodes[gone])
-    scenario.request(q.Steer(operation, "dead", "sim", node=gone), OperationReply)
+    scenario.request(q.ControlOperation(operation, "dead", "sim", node=gone), OperationReply)
     record = scenario.record(operation)
     assert record is not None and record.dead == [gone]
-    scenario.request(q.Steer(operation, "release", "sim"), OperationReply)
+    scenario.request(q.ControlOperation(operation, "release", "sim"), OperationReply)
     scenario.finish(operation)
     scenario.finish(scenario.change("remove-node", gone, Options(dead=True)))
     finish_all(scenario)
@@ -302,8 +304,8 @@ def test_a_permanent_loss_amends_the_operation_and_is_cleared_by_the_next(stage:
     }[victim]
     scenario.sim.nodes[name].stop(power=True)
     scenario.dead.append(scenario.sim.nodes[name])
-    scenario.request(q.Steer(operation, "dead", "sim", node=name), OperationReply)
-    scenario.request(q.Steer(operation, "release", "sim"), OperationReply)
+    scenario.request(q.ControlOperation(operation, "dead", "sim", node=name), OperationReply)
+    scenario.request(q.ControlOperation(operation, "release", "sim"), OperationReply)
     if not scenario.finish(operation, cancelled=True):
         return
     scenario.sim.pause(6_000)
@@ -438,7 +440,7 @@ def compacting(scenario: Scenario, slots: set[int] | None = None) -> list[tuple[
         for node in scenario.sim.nodes.values()
         if node.alive
         for group, replica in node.host.replicas.data.items()
-        if any(slots is None or c.command.slot in slots for c in replica.state.compactions.under_way)
+        if any(slots is None or c.command.slot in slots for c in replica.state.compactions.active)
     ]
 
 
@@ -521,7 +523,7 @@ def test_a_copy_damaged_after_the_check_delays_only_its_own_files() -> None:
     def begun() -> bool:
         for node in scenario.sim.nodes.values():
             for group, replica in node.host.replicas.data.items() if node.alive else ():
-                for c in replica.state.compactions.under_way:
+                for c in replica.state.compactions.active:
                     if not replica.leads and c.job is not None:
                         found.append((node, group, c.job.unit.inputs[0], c.job.unit.spec.name))
                         return True
@@ -539,9 +541,7 @@ def test_a_copy_damaged_after_the_check_delays_only_its_own_files() -> None:
     scenario.sim.pause(8_000)
     state = victim.host.replicas.data[group].state
     assert file.name in state.files.manifest and output not in state.files.manifest
-    assert {
-        c.key for c in state.compactions.under_way if c.job is not None and c.job.unit.spec.name in output
-    }
+    assert {c.key for c in state.compactions.active if c.job is not None and c.job.unit.spec.name in output}
     scenario.until(lambda: not victim.host.replicas.data[group].failures.stuck, "it is done")
     finish_all(scenario)
 
@@ -596,7 +596,7 @@ def test_groups_that_lost_their_majority_continue_with_the_survivors_data(
         node.start()
     sim.pause(6_000)
     for node in scenario.dead:
-        assert node.host.own_standing.outcast and node.host.status.state() == "removed"
+        assert node.host.own_membership.fenced_reason and node.host.status.state() == "removed"
         node.stop(power=False)
     finish_all(scenario)
 

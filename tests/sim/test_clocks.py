@@ -14,7 +14,7 @@ from nodeagent.testing.sim import CLIENT, WALL_START_MS, WallClock
 from nodeagent.testing.workload import TTL_MS, schema_of
 from tests.sim.spread import spread
 from tests.sim.test_cases import finish_all, formed
-from tests.sim.test_steering import leaders
+from tests.sim.test_operations import leaders
 
 
 @pytest.mark.long

@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 
 from nodeagent.host import leadership
-from nodeagent.host.leadership import PREFER_HEADER_MS
+from nodeagent.host.leadership import PREFER_OWNER_MS
 from nodeagent.log.identity import LOG_DIR
 from nodeagent.log.space import RESERVE
 from nodeagent.model import requests as q
-from nodeagent.model.ids import META, header_of
+from nodeagent.model.ids import META, owner_of
 from nodeagent.model.limits import MIB
 from nodeagent.model.requests import ErrorReply, Reply
 from nodeagent.model.space import Room, floor_of, refuse_below
@@ -64,7 +64,7 @@ class Plant:
 
     def most_low(self) -> bool:
         """Purging its log may have given one of them room again."""
-        return sum(n.alive and n.host.desk.space.is_low for n in self.nodes) >= 2
+        return sum(n.alive and n.host.effects.space.is_low for n in self.nodes) >= 2
 
     def led(self) -> bool:
         """Whether every group has a leader that can commit."""
@@ -159,7 +159,7 @@ def test_nodes_start_without_a_free_byte(seed: int) -> None:
         plant.fill(0)
         plant.sim.pause(2_000)
         assert node.alive and not node.damaged and not node.host.replicas.damaged
-    assert not any(n.host.peers.starts.older or n.host.own_standing.older_copy for n in plant.nodes)
+    assert not any(n.host.peers.starts.older or n.host.own_membership.older_copy for n in plant.nodes)
     plant.goes_on()
 
 
@@ -172,14 +172,14 @@ def test_one_full_node_does_not_stop_the_others(seed: int) -> None:
     for _ in range(10):
         victim.take_room(floor_of(CAPACITY) // 2)
         plant.sim.pause(200)
-        rooms.append(victim.host.desk.space.room)  # its own log may give a little back meanwhile
+        rooms.append(victim.host.effects.space.room)  # its own log may give a little back meanwhile
     assert Room.FULL in rooms and Room.ENOUGH not in rooms
     others = [
         (n, r) for n in plant.nodes if n is not victim for r in n.host.replicas.data.values() if r.leads
     ]
-    refusals = [n.host.desk.space.refusal(r.raft.short_of_room(), 3) for n, r in others]
+    refusals = [n.host.effects.space.refusal(r.raft.voters_low_on_space(), 3) for n, r in others]
     assert others and not any(refusals), refusals
-    assert any(victim.node in r.raft.short_of_room() for _, r in others)
+    assert any(victim.node in r.raft.voters_low_on_space() for _, r in others)
     plant.goes_on()
 
 
@@ -193,7 +193,7 @@ def test_a_leader_that_alone_lacks_space_transfers_its_leadership(
     monkeypatch.setattr(leadership, "SHORT_MS", 12_000)
     plant = Plant(seed)
     victim = next(n for n in plant.nodes if plant.led_by(n))
-    own = {g for g in plant.led_by(victim) if header_of(g) == victim.node}
+    own = {g for g in plant.led_by(victim) if owner_of(g) == victim.node}
     assert own
     low, before = int(refuse_below(CAPACITY) * share), plant.terms()
     for turn in range(2):
@@ -207,7 +207,7 @@ def test_a_leader_that_alone_lacks_space_transfers_its_leadership(
         assert plant.rows > rows and not plant.refusals["overloaded"], plant.refusals
         if turn == 0:
             victim.take_room(CAPACITY)
-            plant.sim.pause(2 * PREFER_HEADER_MS + 500)
+            plant.sim.pause(2 * PREFER_OWNER_MS + 500)
             assert not plant.led_by(victim)
     assert plant.terms() - before == len(own)
     victim.take_room(CAPACITY)

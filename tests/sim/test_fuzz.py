@@ -100,7 +100,7 @@ class Fuzz:
             meta.Copied(1, op, CopyRecord(group, "node1", "i", ((0, 1),), "d", 1, 1)),
             *(meta.AdoptedBy(1, op, group, 5), meta.ReleasedBy(1, op, group, 5)),
             meta.SealedBy(1, op, SealResult(group, 5, b"")),
-            *(meta.JoinReady(1, op, group, "node1"), meta.LedAgain(1, group, op)),
+            *(meta.JoinReady(1, op, group, "node1"), meta.RecoveryCompleted(1, group, op)),
         )
         plain = [msgspec.msgpack.encode(self.extremes.mutated(e, self.rng.choice((1, 2)))) for e in evidence]
         newcomer = self.scenario.newcomers[0]
@@ -112,10 +112,13 @@ class Fuzz:
             *(q.GetMeta(), q.GetMeta(True), q.GetRuns("r"), q.PutSchema(schema, 5), q.PutSchema(schema)),
             q.BeginChange("add-node", newcomer, "x", Options(), None, "h", 1, 2, "i"),
             q.BeginChange("rebalance", "", "x", gains=(("node1", ((0, 2),)),)),
-            *(q.Steer(op, verb, "x") for verb in ("go", "pause", "lease", "set", "dead", "cancel")),
-            *(q.TakeLock("o", "w", "x", 1_000), q.DropLock(1, "x", "o"), q.SetHolds(())),
+            *(
+                q.ControlOperation(op, verb, "x")
+                for verb in ("go", "pause", "lease", "set", "dead", "cancel")
+            ),
+            *(q.TakeLock("o", "w", "x", 1_000), q.DropLock(1, "x", "o"), q.SetFailpoints(())),
             *(q.RecordRun("r", "n", 0, b"e", 1, "x"), q.Drain("node2", True, "x")),
-            q.GiveUp(("node2",), (q.Heir(group, "node1", 9),), 1, "x"),
+            q.ForceRecover(("node2",), (q.RecoveryLeader(group, "node1", 9),), 1, "x"),
             *(q.Forward(p) for p in plain),
             *(q.ProbeGroup(group), q.ProbeGroup(META), q.OpenSession(group), q.Propose(group, (b"x",))),
             *(q.ScanRows(group, "root.g0", ScanSpec(schema), read) for read in ("strong", "weak")),
@@ -146,9 +149,9 @@ class Fuzz:
             kind = reply.code if isinstance(reply, q.ErrorReply) else "done"
             self.outcomes[kind] += 1
             codec.encode_reply(1, reply)
-            if isinstance(request, q.SetHolds):  # or operations would wait for a test that is not there
+            if isinstance(request, q.SetFailpoints):  # or operations would wait for a test that is not there
                 for node in self.nodes:
-                    node.host.operations.hold_points.set(())
+                    node.host.operations.failpoints.set(())
 
         return answered
 

@@ -154,7 +154,7 @@ def test_a_node_on_an_older_copy_never_votes_and_is_replaced(seed: int, while_ru
     for good, and `replace-node` heals."""
     scenario, node = rolled_back(seed, "node2", while_running=while_running)
     scenario.until(
-        lambda: bool(node.host.own_standing.older_copy),
+        lambda: bool(node.host.own_membership.older_copy),
         "it learns that its directory is an older copy",
         40_000,
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodeagent.scaling.holds import POINTS
+from nodeagent.scaling.failpoints import POINTS
 from nodeagent.testing.matrix import cases, run_case
 from nodeagent.testing.parallel import whys
 from tests.sim.spread import spread

@@ -59,7 +59,7 @@ class Absence:
     def is_merged(self, name: str) -> bool:
         states = [r.state for r in self.others()]
         is_left = any(name in s.files.manifest for s in states)
-        is_left |= any(name in c.names for s in states for c in s.compactions.under_way)
+        is_left |= any(name in c.names for s in states for c in s.compactions.active)
         return bool(self.merged_into(name)) and not is_left
 
     @property

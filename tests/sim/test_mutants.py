@@ -23,7 +23,7 @@ def count(found: list[int], left: int = 3) -> int:
     """Not 4 in a text."""
     assert left > 5
     if left < 6 and not found:
-        desk.note("seven", at=7)
+        effects.note("seven", at=7)
         found.append(left - 1)
     if left < 6:
         raise ValueError(f"{left + 8} äöü")

@@ -9,7 +9,7 @@ from nodeagent.model.errors import FileCorrupt
 from nodeagent.model.files import PARKED, TSFILE, CloseSpec, FileMeta
 from nodeagent.storage.arrow_format import ArrowFormat
 from nodeagent.storage.format import ClosedUnit
-from nodeagent.storage.handler import Handler, Made
+from nodeagent.storage.handler import Handler, TemporaryFile
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
@@ -48,7 +48,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     found = Library()
     put = Handler._put
 
-    def choosy(self: Handler, closed: ClosedUnit | None) -> Made | None:
+    def choosy(self: Handler, closed: ClosedUnit | None) -> TemporaryFile | None:
         if closed is not None:
             found.check(self._place._disk, closed.meta)  # type: ignore[attr-defined]
         return put(self, closed)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodeagent.data import handover
+from nodeagent.data import slot_migration
 from nodeagent.model import requests as q
 from nodeagent.model.ids import GroupId, PartitionKey
 from nodeagent.model.requests import ErrorReply, Reply, SessionOpened, Written
@@ -67,7 +67,7 @@ def test_a_retry_over_a_moved_slot_is_a_duplicate(
     """A node is added; every write from before is sent again to whoever has its slot then. The sessions take
     several parts, on a network that loses and doubles messages, and the leader of a sealed group, or the one
     that opens, loses power while they travel."""
-    monkeypatch.setattr(handover, "SESSIONS_PART_BYTES", 16)
+    monkeypatch.setattr(slot_migration, "SESSIONS_PART_BYTES", 16)
     scenario = Scenario(seed)
     scenario.form()
     scenario.schemas()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.model.errors import InvalidInput
 from nodeagent.testing.cluster_plan import BURST_MS_MIN
 from nodeagent.testing.cluster_script import ClusterChanges, ClusterScript
@@ -12,7 +12,7 @@ from nodeagent.testing.cluster_swarm import ClusterSwarm
 from nodeagent.testing.machine import Machine
 from nodeagent.testing.shrink import failure
 from nodeagent.testing.shrink_cluster import ClusterShrinker, main
-from nodeagent.testing.workload import PLAIN_HABITS, Habits
+from nodeagent.testing.workload import PLAIN_HABITS, WriteProfile
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts" / "clusters").glob("*.txt"))
 LIMIT = "nodeagent.raft.leader.APPEND_BYTES_MAX"
@@ -33,7 +33,7 @@ def test_a_script_survives_a_round_trip() -> None:
         node={},
         limits={LIMIT: 1},
         restores=False,
-        habits=Habits(rows=4),
+        habits=WriteProfile(rows=4),
         staleness_ms=0,
     )
     script = ClusterScript(7, 2, plan, "S4: because", ("done: ['add-one']", "    1204 node1 goes"))

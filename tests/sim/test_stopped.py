@@ -31,7 +31,7 @@ class Releases:
 
         def apply_entries(machine: DataMachine, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
             nonlocal applying
-            applying = machine._context.desk.owner.node
+            applying = machine._context.effects.owner.node
             return apply(machine, first, entries)
 
         monkeypatch.setattr(commands, "decode", decode)
@@ -79,7 +79,7 @@ def test_a_group_stops_at_an_unknown_command_and_continues_with_the_next_release
     index = log_unknown(scenario, group, UNKNOWN)
     scenario.until(lambda: set(stopped(scenario, group)) == members, "every member has stopped")
     others = {g for n in scenario.sim.nodes.values() if n.alive for g in n.host.replicas.data} - {group}
-    before = {g: max(r.seen for r in replicas(scenario, g).values()) for g in others}
+    before = {g: max(r.applied_index for r in replicas(scenario, g).values()) for g in others}
     for name in sorted(members):
         node = scenario.sim.nodes[name]
         node.stop(power=True)
@@ -88,7 +88,7 @@ def test_a_group_stops_at_an_unknown_command_and_continues_with_the_next_release
     scenario.until(lambda: set(stopped(scenario, group)) == members, "they stopped again")
     assert all(f"entry {index}," in why for why in stopped(scenario, group).values())
     assert not any(r.leads for r in replicas(scenario, group).values())
-    assert any(max(r.seen for r in replicas(scenario, g).values()) > before[g] for g in others)
+    assert any(max(r.applied_index for r in replicas(scenario, g).values()) > before[g] for g in others)
     status = [
         g for g in scenario.sim.nodes[min(members)].host.status.of_node(0, 0).groups if g.group == group
     ]
@@ -115,7 +115,9 @@ def test_members_of_the_next_release_continue_with_old_members_as_followers(
     node.stop(power=True)
     node.start()
     replica = node.host.replicas.data[group]
-    scenario.until(lambda: replica.leads and replica.seen > index + 20, "rows are acknowledged again")
+    scenario.until(
+        lambda: replica.leads and replica.applied_index > index + 20, "rows are acknowledged again"
+    )
     assert set(stopped(scenario, group)) == old
     for name in sorted(old):
         releases.upgrade(scenario.sim.nodes[name])
@@ -131,15 +133,17 @@ def test_the_meta_group_stops_at_an_unknown_command_too(monkeypatch: pytest.Monk
     everybody = {n.node for n in scenario.sim.nodes.values() if n.alive}
     scenario.until(lambda: set(stopped(scenario, META)) == everybody, "every member has stopped")
     group = a_group(scenario)
-    before = max(r.seen for r in replicas(scenario, group).values())
-    scenario.until(lambda: max(r.seen for r in replicas(scenario, group).values()) > before, "rows go on")
+    before = max(r.applied_index for r in replicas(scenario, group).values())
+    scenario.until(
+        lambda: max(r.applied_index for r in replicas(scenario, group).values()) > before, "rows go on"
+    )
     plain = meta_commands.decode
     for name in sorted(everybody):
         scenario.sim.nodes[name].stop(power=True)
         scenario.sim.nodes[name].start()
     scenario.until(lambda: set(stopped(scenario, META)) == everybody, "they stopped again")
     assert all(f"entry {index}," in why for why in stopped(scenario, META).values())
-    nothing = meta_commands.LedAgain(1, "nobody.1", "op-0")
+    nothing = meta_commands.RecoveryCompleted(1, "nobody.1", "op-0")
     monkeypatch.setattr(meta_commands, "decode", lambda d: nothing if d == unknown else plain(d))
     for name in sorted(everybody):
         scenario.sim.nodes[name].stop(power=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.testing.history import LINES, Story, history, main
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.script import Script
-from nodeagent.testing.story import LINES, Story, history, main
 from tests.sim.spread import SPREAD
 
 STAGES = ("PLANNED", "SEALED", "OPEN", "FORMAL", "MOVING", "RELEASED", "DONE")

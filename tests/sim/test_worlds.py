@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from nodeagent.testing import alone, files_swarm, log_swarm, swarm, swarm_plan, walks
+from nodeagent.testing import files_swarm, log_swarm, single_node, swarm, swarm_plan, walks
 from nodeagent.testing.parallel import whys
 from tests.sim.spread import SPREAD
 
@@ -26,7 +26,7 @@ WORLDS: dict[str, tuple[Callable[[int], object], Sequence[int], Sequence[int]]] 
     "files": (files_swarm.run, range(1, 13), range(13, 60)),
     "walks": (walks.run, range(1, 4), range(4, 20)),
     "groups": (swarm.run, range(1, 13), range(13, 60)),
-    "one node": (alone.run, range(1, 4), range(4, 16)),
+    "one node": (single_node.run, range(1, 4), range(4, 16)),
 }
 """With seeds of every run of the tests, and of `make spread`."""
 

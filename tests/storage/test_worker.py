@@ -18,7 +18,7 @@ from nodeagent.model.errors import FileCorrupt, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import CloseFiles, Failed, FilesClosed, FilesHashed, HashFiles, Scan, Scanned
 from nodeagent.runtime.disk import RealDisk
-from nodeagent.storage import parcels
+from nodeagent.storage import packets
 from nodeagent.storage.executor import Storage
 from nodeagent.storage.handler import CloseReply, CloseRequest, ErrorReply, ScanRequest
 from nodeagent.storage.worker import SESSION_TRIES, Suspects, TsFileWorker, WorkerEngine
@@ -351,7 +351,7 @@ def test_a_message_that_breaks_off_is_not_completed_by_the_next(
     worker: TsFileWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader would get the reply to what another asked."""
-    encode = parcels.encode
+    encode = packets.encode
 
     def broken(request: object) -> tuple[int, Iterator[bytes]]:
         length, pieces = encode(REQUEST)

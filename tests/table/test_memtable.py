@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model.freeing import FREED_MIN, FREED_SHARE, ToFree
+from nodeagent.model.freeing import FREED_MIN, FREED_SHARE, DeferredFree
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import MemBatch
 from nodeagent.table.memtable import Memtable
@@ -118,7 +118,7 @@ def test_what_was_dropped_is_freed_some_at_a_time() -> None:
 
 def test_much_is_freed_in_larger_parts() -> None:
     """So that what comes all the time does not pile up."""
-    to_free = ToFree()
+    to_free = DeferredFree()
     for _ in range(8):
         to_free.add([object() for _ in range(FREED_MIN * FREED_SHARE)])
     to_free.free()
@@ -128,7 +128,7 @@ def test_much_is_freed_in_larger_parts() -> None:
 def test_what_came_first_is_freed_first() -> None:
     """Large batches would stay under a stream of small ones, in memory that nobody counts."""
     first = [bytearray(1) for _ in range(2)]
-    to_free = ToFree()
+    to_free = DeferredFree()
     to_free.add([*first])
     for _ in range(3):
         to_free.add([object() for _ in range(FREED_MIN)])

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect as mi
 
 from nodeagent.data.commands import Command as DataCommand
-from nodeagent.host.desk import UNREMOVED_MAX
+from nodeagent.host.effect_queue import UNREMOVED_MAX
 from nodeagent.meta.audit import AUDIT_CHARS, AUDIT_KEPT
 from nodeagent.meta.commands import Command as MetaCommand
 from nodeagent.meta.operations import OPERATIONS_KEPT
@@ -89,8 +89,8 @@ LIMITS: dict[str, int] = {
     "RowsScanned.ipc": limits.PAGE_BYTES,
     "RowsScanned.handover": NODES,
     "RowsScanned.tombstones": limits.DELETES_KEPT_MAX * limits.PAGE_PARTITIONS,
-    "Handover.slots": SLOTS // NODES,
-    "Handover.members": REPLICAS,
+    "PendingSlots.slots": SLOTS // NODES,
+    "PendingSlots.members": REPLICAS,
     "Tombstone.order": ORDER,
     "Tombstone.tags": TAGS,
     "RowKey.tags": TAGS,
@@ -127,8 +127,8 @@ LIMITS: dict[str, int] = {
     "TableWire.nodes": NODES,
     "TableWire.owned": NODES,
     "TableWire.owned[]": SLOTS // NODES,
-    "GiveUp.nodes": NODES,
-    "GiveUp.heirs": NODES,
+    "ForceRecover.nodes": NODES,
+    "ForceRecover.heirs": NODES,
     "RecordRun.entry": limits.RUN_BYTES_MAX,
     "Begin.moves": NODES,
     "Begin.members": 2 * REPLICAS,
@@ -152,10 +152,18 @@ CHARS: dict[str, int] = {
     "Park.why": TEXT,
     **{
         f"{kind}.by": TEXT
-        for kind in ("SetDraining", "RaiseLevel", "GiveUp", "TakeLock", "DropLock", "RecordRun", "Begin")
+        for kind in (
+            "SetDraining",
+            "RaiseLevel",
+            "ForceRecover",
+            "TakeLock",
+            "DropLock",
+            "RecordRun",
+            "Begin",
+        )
     },
-    **{f"{kind}.by": TEXT for kind in ("Lock", "Run", "Operation", "SteerOperation")},
-    **{name: TEXT for name in ("TakeLock.what", "Lock.what", "DropLock.outcome", "SteerOperation.report")},
+    **{f"{kind}.by": TEXT for kind in ("Lock", "Run", "Operation", "ControlOperation")},
+    **{name: TEXT for name in ("TakeLock.what", "Lock.what", "DropLock.outcome", "ControlOperation.report")},
 }
 """Characters of a string; `NAME_CHARS` of any other."""
 

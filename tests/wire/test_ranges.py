@@ -44,7 +44,7 @@ def through(request: Request) -> Request:
         q.FetchChunk("s", "n", 0, CHUNK_BYTES + 1),
         q.BeginChange("add-node", "n", "x", Options(hold_release_ms=-1)),
         q.BeginChange("add-node", "n", "x", port=70_000),
-        q.GiveUp(("node1",), (q.Heir("g", "node2", 1 << 60),), 1, "x"),
+        q.ForceRecover(("node1",), (q.RecoveryLeader("g", "node2", 1 << 60),), 1, "x"),
         q.GetManifest("g", ((0, SLOTS_MAX + 1),)),
     ],
 )

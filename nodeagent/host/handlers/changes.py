@@ -8,7 +8,7 @@ from nodeagent.meta import commands as meta
 from nodeagent.meta.nodes import DEAD
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.requests import BeginChange, ErrorReply, GiveUp, NodeRecord, Reply
+from nodeagent.model.requests import BeginChange, ErrorReply, ForceRecover, NodeRecord, Reply
 from nodeagent.partition.change import Change, ChangeKind, change_between
 from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
 from nodeagent.partition.table import PartitionTable
@@ -35,7 +35,7 @@ class Changes:
 
     def __init__(self, context: Context, cluster: Cluster, peers: Peers) -> None:
         self._node = context.node
-        self._desk = context.desk
+        self._effects = context.effects
         self._timeout_ms = context.config.raft.election_timeout_ms
         self._cluster = cluster
         self._peers = peers
@@ -138,7 +138,7 @@ class Changes:
     def check_silent(self, node: NodeId) -> ErrorReply | None:
         """Why `node` cannot be declared dead, None if it can."""
         timeout_ms = self._timeout_ms
-        silent_ms = self._desk.now - self._peers.heard.get(node, -(1 << 62))
+        silent_ms = self._effects.now - self._peers.heard.get(node, -(1 << 62))
         limit_ms = SILENT_TIMEOUTS * timeout_ms
         if node == self._node:
             return ErrorReply("refused", f"{node} is not dead: it leads the meta group", "leave --dead out")
@@ -150,7 +150,7 @@ class Changes:
             )
         leading = self._cluster.meta_replica
         assert leading is not None  # it leads
-        listened_ms = self._desk.now - leading.led_since
+        listened_ms = self._effects.now - leading.led_since
         if listened_ms < LISTENED_TIMEOUTS * timeout_ms:
             return ErrorReply(
                 "refused",
@@ -179,10 +179,10 @@ class Changes:
             group: tuple(n for n in names if n != node) for group, names in voters.items() if node in names
         }
 
-    def give_up(self, request: GiveUp) -> meta.GiveUp | ErrorReply:
+    def give_up(self, request: ForceRecover) -> meta.ForceRecover | ErrorReply:
         """The entry that forces the recovery without these nodes, or why there is none."""
         now = self._cluster.record_now
-        command = meta.GiveUp(now, request.nodes, request.heirs, request.table_version, request.by)
+        command = meta.ForceRecover(now, request.nodes, request.leaders, request.table_version, request.by)
         silent = (self.check_silent(n) for n in request.nodes)
         return self._cluster.meta.recovery.check(command) or next(filter(None, silent), None) or command
 

@@ -25,7 +25,7 @@ more than all other checks."""
 class DataRequests:
     def __init__(self, context: Context, replicas: Replicas, repairs: Repairs, seal_waits: SealWaits) -> None:
         self._context = context
-        self._desk = context.desk
+        self._effects = context.effects
         self._replicas = replicas
         self._cluster = replicas.cluster
         self._repairs = repairs
@@ -34,20 +34,20 @@ class DataRequests:
     def answer(self, token: int, request: Data) -> None:
         node = self._context.node
         if META in self._replicas.damaged:
-            return self._desk.reply(token, blind(node, self._replicas.damaged[META]))
+            return self._effects.reply(token, blind(node, self._replicas.damaged[META]))
         replica = self._replicas.data.get(request.group)
         if replica is None:
-            return self._desk.reply(token, self._absent(request.group))
+            return self._effects.reply(token, self._absent(request.group))
         if replica.stopped:
-            return self._desk.reply(token, stopped(node, replica))
+            return self._effects.reply(token, stopped(node, replica))
         refusal = self._check_bounds(request)
         if refusal is not None:
-            return self._desk.reply(token, refusal)
+            return self._effects.reply(token, refusal)
         return self._of_replica(token, replica, request)
 
     def _absent(self, group: GroupId) -> q.ErrorReply:
         damage = self._replicas.damaged.get(group)
-        if damage and group not in self._replicas.unsettled:
+        if damage and group not in self._replicas.awaiting_meta_state:
             return q.ErrorReply("log_corrupt", damage, "nodeagent log check DIR")
         what = f"{self._context.node} holds no replica of group {group}"
         return q.ErrorReply("unavailable", what, "refresh the partition table")
@@ -71,32 +71,32 @@ class DataRequests:
             case q.ListPartitions():
                 lists.on_list(cluster, replica, token, request)
             case q.GetManifest():
-                files.on_manifest(self._desk, replica, token, request)
+                files.on_manifest(self._effects, replica, token, request)
             case q.GetWriteRates():
-                rates = replica.state.writes.rates.bytes_per_s(self._desk.now)
-                self._desk.reply(token, q.WriteRatesReply(tuple(rates.items())))
+                rates = replica.state.writes.rates.bytes_per_s(self._effects.now)
+                self._effects.reply(token, q.WriteRatesReply(tuple(rates.items())))
             case q.CloseAll():
-                files.on_close_all(self._desk, replica, token, request)
+                files.on_close_all(self._effects, replica, token, request)
             case q.CheckFiles():
-                files.on_check(self._desk, replica, token, request)
+                files.on_check(self._effects, replica, token, request)
             case q.RepairFile():
                 self._repairs.start(token, replica, request)
             case q.ExportFiles():
-                files.on_export(self._desk, replica, token, request, new_id())
+                files.on_export(self._effects, replica, token, request, new_id())
             case q.OpenSource():
-                files.on_open_source(self._desk, replica, token, request, new_id())
+                files.on_open_source(self._effects, replica, token, request, new_id())
             case q.GetSealedSessions(wait=True):
-                sealed = self._desk.guarded(token, type(request).__name__, self._sealed_sessions)
+                sealed = self._effects.guarded(token, type(request).__name__, self._sealed_sessions)
                 answer = partial(sealed, token, replica, request)
                 self._seal_waits.add(replica, request.operation, answer)
             case q.GetSealedSessions():
                 self._sealed_sessions(token, replica, request)
             case q.ProbeGroup():
-                answer_probe(self._desk, token, replica)
+                answer_probe(self._effects, token, replica)
 
     def _open_session(self, token: int, replica: DataReplica) -> None:
         if not replica.leads:
-            return self._desk.reply(token, not_leader(replica))
+            return self._effects.reply(token, not_leader(replica))
         replica.propose([commands.encode(commands.OpenSession())], token)
         return None
 
@@ -104,8 +104,8 @@ class DataRequests:
         part = sealed_part(replica, request.operation, request.part)
         if not part:
             what = f"{request.group} has no part {request.part} of the sessions of {request.operation} here"
-            return self._desk.refuse(token, "not_found", what, "ask another member")
-        return self._desk.reply(token, q.SealedSessions(part))
+            return self._effects.refuse(token, "not_found", what, "ask another member")
+        return self._effects.reply(token, q.SealedSessions(part))
 
     def _check_bounds(self, request: Data) -> q.ErrorReply | None:
         """Refuse slots and numbers out of range, which no correct client sends: later code expands the slots
@@ -117,7 +117,10 @@ class DataRequests:
             return q.ErrorReply("invalid_input", f"slots must be ranges within [0, {limit})")
         if isinstance(request, q.ScanRows) and not _is_place(request):
             return q.ErrorReply("invalid_input", "a read must continue where an earlier page ended")
-        if isinstance(request, q.Write | q.DeleteRows) and not 0 <= request.settled < request.sequence:
+        if (
+            isinstance(request, q.Write | q.DeleteRows)
+            and not 0 <= request.acknowledged_through < request.sequence
+        ):
             what = "sequences begin at 1, and `settled` must be less than the sequence"
             return q.ErrorReply("invalid_input", what)
         return None

@@ -3,11 +3,11 @@
 from typing import assert_never
 
 from nodeagent.host.admission import Admission
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.handlers.data import Data, DataRequests
 from nodeagent.host.handlers.meta import Meta, MetaRequests
 from nodeagent.host.handlers.node import Node, NodeRequests
-from nodeagent.host.own_standing import OwnStanding
+from nodeagent.host.own_membership import OwnMembership
 from nodeagent.model import requests as q
 from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.ids import META
@@ -16,16 +16,16 @@ from nodeagent.model.ids import META
 class Handlers:
     def __init__(
         self,
-        desk: Desk,
+        effects: EffectQueue,
         admission: Admission,
-        own_standing: OwnStanding,
+        own_membership: OwnMembership,
         meta: MetaRequests,
         data: DataRequests,
         node: NodeRequests,
     ) -> None:
-        self._desk = desk
+        self._effects = effects
         self._admission = admission
-        self._own_standing = own_standing
+        self._own_membership = own_membership
         self._meta = meta
         self._data = data
         self._node = node
@@ -37,15 +37,17 @@ class Handlers:
         except InvariantBroken:
             raise
         except Exception as error:
-            self._desk.failed(token, type(request).__name__, error)
+            self._effects.failed(token, type(request).__name__, error)
 
     def _answer(self, token: int, request: q.Request) -> None:
         if isinstance(request, q.CheckStatus):
             return self._node.check_status(token, request)
         if self._admission.refused:
-            return self._desk.refuse(token, "refused", self._admission.refused)
-        if self._own_standing.outcast:
-            return self._desk.refuse(token, "unavailable", self._own_standing.outcast, "ask another node")
+            return self._effects.refuse(token, "refused", self._admission.refused)
+        if self._own_membership.fenced_reason:
+            return self._effects.refuse(
+                token, "unavailable", self._own_membership.fenced_reason, "ask another node"
+            )
         if isinstance(request, Data):
             if isinstance(request, q.ProbeGroup) and request.group == META:
                 return self._meta.probe(token)
@@ -55,5 +57,5 @@ class Handlers:
         if isinstance(request, Node):
             return self._node.answer(token, request)
         if isinstance(request, q.OfShell):
-            return self._desk.refuse(token, "invalid_input", "the shell answers this request")
+            return self._effects.refuse(token, "invalid_input", "the shell answers this request")
         assert_never(request)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Set
 
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.failing import PASSED
 from nodeagent.host.handlers.refusals import job_error, not_leader
 from nodeagent.host.sources import by_slot, source_slots
@@ -38,12 +38,14 @@ def _open(replica: DataReplica, slots: Ranges) -> Set[int]:
     return open_ & set(to_slots(slots)) if slots else open_
 
 
-def on_manifest(desk: Desk, replica: DataReplica, token: int, request: requests.GetManifest) -> None:
+def on_manifest(
+    effects: EffectQueue, replica: DataReplica, token: int, request: requests.GetManifest
+) -> None:
     state = replica.state
     pending = sum(p.count for p in state.rows.memtable.partitions().values()) + len(state.adoptions.waiting)
-    pending += len(state.compactions.under_way)
+    pending += len(state.compactions.active)
     files, following = _page_of_files(replica, request)
-    desk.reply(
+    effects.reply(
         token,
         ManifestReply(
             replica.group,
@@ -73,68 +75,68 @@ def _page_of_files(
     return tuple(files), None
 
 
-def on_close_all(desk: Desk, replica: DataReplica, token: int, request: requests.CloseAll) -> None:
+def on_close_all(effects: EffectQueue, replica: DataReplica, token: int, request: requests.CloseAll) -> None:
     if not replica.leads:
-        return desk.reply(token, not_leader(replica))
+        return effects.reply(token, not_leader(replica))
     wanted = set(to_slots(request.slots)) if request.slots else replica.state.slots.open
     keys = sorted(k for k, slot in replica.state.rows.slot_of.items() if slot in wanted)
-    replica.compared_at = desk.now  # the caller will compare the files closed up to here
+    replica.compared_at = effects.now  # the caller will compare the files closed up to here
     return replica.closer.close(keys, token)
 
 
-def on_check(desk: Desk, replica: DataReplica, token: int, request: requests.CheckFiles) -> None:
+def on_check(effects: EffectQueue, replica: DataReplica, token: int, request: requests.CheckFiles) -> None:
     if request.names:
         files = _named(replica, request.slots, request.names)
     else:
-        replica.compared_at = desk.now
+        replica.compared_at = effects.now
         files = files_of(replica, request.slots)
 
     def done(result: JobResult) -> None:
         if isinstance(result, FilesHashed):
-            desk.reply(token, FilesChecked(files, result.found))
+            effects.reply(token, FilesChecked(files, result.found))
         else:
-            desk.reply(token, job_error(result))
+            effects.reply(token, job_error(result))
 
-    replica.files.read(HashFiles(replica.group, files), files, desk.guarded(token, "a check", done))
+    replica.files.read(HashFiles(replica.group, files), files, effects.guarded(token, "a check", done))
 
 
 def on_export(
-    desk: Desk, replica: DataReplica, token: int, request: requests.ExportFiles, snapshot: str
+    effects: EffectQueue, replica: DataReplica, token: int, request: requests.ExportFiles, snapshot: str
 ) -> None:
     """Offer the replica's files of open slots, or any files by name; the snapshot expires by age."""
     if request.names:
         found = {n: f for n in request.names if (f := replica.state.files.manifest.get(n)) is not None}
         if len(found) < len(request.names):
-            has_passed = all(replica.state.has_passed(n) for n in request.names if n not in found)
+            has_passed = all(replica.state.was_removed(n) for n in request.names if n not in found)
             what = "not all of these files are in this manifest"
-            return desk.reply(token, ErrorReply("not_found", what, details={PASSED: has_passed}))
+            return effects.reply(token, ErrorReply("not_found", what, details={PASSED: has_passed}))
         files = tuple(found.values())
     else:
-        replica.compared_at = desk.now
+        replica.compared_at = effects.now
         files = files_of(replica, request.slots)
-    _offer(desk, replica, token, snapshot, files, by_slot(replica, files, set(to_slots(request.slots))))
+    _offer(effects, replica, token, snapshot, files, by_slot(replica, files, set(to_slots(request.slots))))
 
 
 def on_open_source(
-    desk: Desk, replica: DataReplica, token: int, request: requests.OpenSource, snapshot: str
+    effects: EffectQueue, replica: DataReplica, token: int, request: requests.OpenSource, snapshot: str
 ) -> None:
     """Offer sealed slots to a new member, once all their files are made here."""
     state = replica.state
     sealed = state.slots.sealed.get(request.operation)
     wanted = set(to_slots(request.slots))
-    if sealed is None or sealed.hollow or not wanted <= sealed.slots:
-        return desk.refuse(
+    if sealed is None or sealed.metadata_only or not wanted <= sealed.slots:
+        return effects.refuse(
             token, "moved", f"group {replica.group} has not sealed these slots for {request.operation} here"
         )
-    if not state.sealed_ready(request.operation):
-        return desk.refuse(token, "overloaded", "files of the sealed slots are still being made")
+    if not state.is_source_ready(request.operation):
+        return effects.refuse(token, "overloaded", "files of the sealed slots are still being made")
     pulled = source_slots(replica, wanted)
     files = tuple(f for s in pulled for f in s.files)
-    return _offer(desk, replica, token, snapshot, files, pulled)
+    return _offer(effects, replica, token, snapshot, files, pulled)
 
 
 def _offer(
-    desk: Desk,
+    effects: EffectQueue,
     replica: DataReplica,
     token: int,
     snapshot: str,
@@ -145,9 +147,9 @@ def _offer(
 
     def done(result: JobResult) -> None:
         if isinstance(result, Failed):
-            desk.reply(token, job_error(result))
+            effects.reply(token, job_error(result))
         else:
-            desk.reply(token, SourceOpened(node, snapshot, slots))
+            effects.reply(token, SourceOpened(node, snapshot, slots))
 
     job = MakeSnapshot(snapshot, replica.group, files)
-    replica.files.read(job, files, desk.guarded(token, "an offer", done))
+    replica.files.read(job, files, effects.guarded(token, "an offer", done))

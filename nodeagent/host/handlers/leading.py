@@ -3,12 +3,12 @@
 from msgspec.structs import replace
 
 from nodeagent.host.context import Context
-from nodeagent.host.evidence import unfit
 from nodeagent.host.handlers.changes import Changes
 from nodeagent.host.handlers.probes import Probes, groups_of
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.peers import Peers
 from nodeagent.host.replicas import Replicas
+from nodeagent.host.report_checks import why_invalid
 from nodeagent.host.writer import FileWriter
 from nodeagent.meta import commands as meta
 from nodeagent.meta.state import MetaState
@@ -20,12 +20,12 @@ from nodeagent.model.features import Feature
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
 
-Entry = (q.PutSchema | q.DropTable | q.Drain | q.RaiseLevel | q.GiveUp) | (
+Entry = (q.PutSchema | q.DropTable | q.Drain | q.RaiseLevel | q.ForceRecover) | (
     q.TakeLock | q.DropLock | q.RecordRun
 )
 """Requests that become an entry at once, or are refused."""
 
-Leading = Entry | q.BeginChange | q.Steer | q.Forward
+Leading = Entry | q.BeginChange | q.ControlOperation | q.Forward
 
 
 class MetaLeader:
@@ -36,7 +36,7 @@ class MetaLeader:
 
     def __init__(self, context: Context, replicas: Replicas, peers: Peers, writer: FileWriter) -> None:
         self._context = context
-        self._desk = context.desk
+        self._effects = context.effects
         self._replicas = replicas
         self._cluster = replicas.cluster
         self._peers = peers
@@ -47,14 +47,14 @@ class MetaLeader:
         match request:
             case q.BeginChange():
                 self._begin(token, replica, request)
-            case q.Steer():
-                self._steer(token, replica, request)
+            case q.ControlOperation():
+                self._control(token, replica, request)
             case q.Forward():
                 self._forward(token, replica, request)
             case _:
                 entry = self._entry(request)
                 if isinstance(entry, q.ErrorReply):
-                    self._desk.reply(token, entry)
+                    self._effects.reply(token, entry)
                 else:
                     replica.propose([meta.encode(entry)], token)
 
@@ -74,7 +74,7 @@ class MetaLeader:
             case q.RaiseLevel():
                 raised = meta.RaiseLevel(now, request.level, request.by, request.lock, self._writer.own)
                 return self._check_raise(request) or raised
-            case q.GiveUp():
+            case q.ForceRecover():
                 return self._changes.give_up(request)
             case q.TakeLock():
                 if not 0 < request.ttl_ms <= LOCK_TTL_MS_MAX or not request.owner:
@@ -113,7 +113,7 @@ class MetaLeader:
         limit_ms = self._context.config.raft.election_timeout_ms
 
         def is_silent(node: NodeId) -> bool:
-            return self._desk.now - self._peers.heard.get(node, -(1 << 62)) > limit_ms
+            return self._effects.now - self._peers.heard.get(node, -(1 << 62)) > limit_ms
 
         try:
             self._context.levels.check_raise(request.level, self._cluster.meta.image, is_silent)
@@ -122,12 +122,14 @@ class MetaLeader:
         return None
 
     def _forward(self, token: int, replica: MetaReplica, request: q.Forward) -> None:
-        evidence = evidence_at(self._cluster.record_now, request.command)
+        evidence = report_at(self._cluster.record_now, request.command)
         if evidence is None:
-            return self._desk.refuse(token, "invalid_input", "the forwarded command is not a progress report")
-        why = unfit(self._cluster.meta, meta.decode(evidence))
+            return self._effects.refuse(
+                token, "invalid_input", "the forwarded command is not a progress report"
+            )
+        why = why_invalid(self._cluster.meta, meta.decode(evidence))
         if why:
-            return self._desk.refuse(token, "invalid_input", why)
+            return self._effects.refuse(token, "invalid_input", why)
         replica.propose([evidence], token)
         return None
 
@@ -135,7 +137,7 @@ class MetaLeader:
         """CHECKED: plan, then ask every group for a read index before anything is proposed."""
         planned = self._changes.begin(request)
         if not isinstance(planned, meta.Begin):
-            return self._desk.reply(token, planned)
+            return self._effects.reply(token, planned)
         leaves = request.node if request.kind == "remove-node" else request.replaces
 
         def still() -> q.ErrorReply | None:
@@ -145,8 +147,8 @@ class MetaLeader:
         groups = groups_of(planned, self._cluster.meta)
         return Probes(self._context, self._replicas, token, replica, planned, groups, still).start()
 
-    def _steer(self, token: int, replica: MetaReplica, request: q.Steer) -> None:
-        command = meta.SteerOperation(
+    def _control(self, token: int, replica: MetaReplica, request: q.ControlOperation) -> None:
+        command = meta.ControlOperation(
             self._cluster.record_now,
             request.operation,
             request.verb,
@@ -162,7 +164,7 @@ class MetaLeader:
             return None
         affected = self._changes.without(request.operation, request.node)
         if isinstance(affected, q.ErrorReply):
-            return self._desk.reply(token, affected)
+            return self._effects.reply(token, affected)
         node = request.node if affected else ""
 
         def still() -> q.ErrorReply | None:
@@ -171,7 +173,7 @@ class MetaLeader:
         return Probes(self._context, self._replicas, token, replica, command, affected, still).start()
 
 
-def evidence_at(now: int, command: bytes) -> bytes | None:
+def report_at(now: int, command: bytes) -> bytes | None:
     """A node's progress report with the leader's time, because the times of a record are compared with each
     other and with the leader's clock.
 
@@ -183,14 +185,14 @@ def evidence_at(now: int, command: bytes) -> bytes | None:
         decoded = meta.decode(command)
     except UNDECODABLE:
         return None
-    people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.GiveUp | meta.Begin
+    people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.ForceRecover | meta.Begin
     people |= (
         meta.RaiseLevel
         | meta.DropTable
         | meta.TakeLock
         | meta.DropLock
         | meta.RecordRun
-        | meta.SteerOperation
+        | meta.ControlOperation
     )
     return None if isinstance(decoded, people) else meta.encode(replace(decoded, now=now))
 

@@ -6,7 +6,7 @@ from nodeagent.host.cluster import Cluster
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.handlers.read_levels import with_level
 from nodeagent.host.handlers.scans import held_from
-from nodeagent.host.handlers.whole import elsewhere, not_whole
+from nodeagent.host.handlers.whole import elsewhere, why_incomplete
 from nodeagent.model import limits, requests
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import PartitionKey
@@ -16,20 +16,20 @@ from nodeagent.partition.ranges import to_slots
 
 def on_list(cluster: Cluster, replica: DataReplica, token: int, request: requests.ListPartitions) -> None:
     def answer() -> None:
-        refusal = not_whole(cluster, replica, set(to_slots(request.slots)))
+        refusal = why_incomplete(cluster, replica, set(to_slots(request.slots)))
         if refusal is not None:
-            return cluster.desk.reply(token, refusal)
+            return cluster.effects.reply(token, refusal)
         infos, end = _list(replica, request)
         if end is not None and not request.paged:
-            return cluster.desk.refuse(
+            return cluster.effects.refuse(
                 token, "refused", "the list is longer than a page", "use the iotctl of this version"
             )
         handover, _ = elsewhere(cluster, replica, replica.state.slots.open)
-        return cluster.desk.reply(
+        return cluster.effects.reply(
             token, PartitionsListed(infos, handover, cluster.meta.placement.version, next=end)
         )
 
-    with_level(cluster.desk, replica, token, request.read, answer)
+    with_level(cluster.effects, replica, token, request.read, answer)
 
 
 _ListPlace = tuple[PartitionKey, str]

@@ -21,7 +21,7 @@ class MetaRequests:
         self, context: Context, replicas: Replicas, admission: Admission, leader: MetaLeader
     ) -> None:
         self._node = context.node
-        self._desk = context.desk
+        self._effects = context.effects
         self._replicas = replicas
         self._cluster = replicas.cluster
         self._admission = admission
@@ -30,20 +30,20 @@ class MetaRequests:
     def answer(self, token: int, request: Meta) -> None:
         replica = self._cluster.meta_replica
         if META in self._replicas.damaged:
-            return self._desk.reply(token, blind(self._node, self._replicas.damaged[META]))
+            return self._effects.reply(token, blind(self._node, self._replicas.damaged[META]))
         if replica is None or not self._cluster.id:
             why = ", ".join(self._admission.waiting_for)
-            return self._desk.refuse(
+            return self._effects.refuse(
                 token,
                 "unavailable",
                 f"the cluster is not formed yet{': waiting for ' + why if why else ''}",
                 "start the other seeds",
             )
         if replica.stopped:
-            return self._desk.reply(token, stopped(self._node, replica))
+            return self._effects.reply(token, stopped(self._node, replica))
         match request:
             case q.GetMeta(strong=False):
-                return self._desk.reply(token, meta_view(self._node, replica))
+                return self._effects.reply(token, meta_view(self._node, replica))
             case q.GetMeta():
                 return self._read(token, replica, "GetMeta", lambda: meta_view(self._node, replica))
             case q.GetRuns(run=run):
@@ -55,15 +55,15 @@ class MetaRequests:
 
     def _read(self, token: int, replica: MetaReplica, what: str, answer: Callable[[], q.Reply]) -> None:
         """Answer when the state holds everything acknowledged before the request."""
-        desk = self._desk
-        then = desk.guarded(token, what, lambda: desk.reply(token, answer()))
-        replica.read(then, lambda why: desk.refuse(token, "unavailable", why))
+        effects = self._effects
+        then = effects.guarded(token, what, lambda: effects.reply(token, answer()))
+        replica.read(then, lambda why: effects.refuse(token, "unavailable", why))
 
     def _change(self, token: int, replica: MetaReplica, request: Leading) -> None:
         if replica.leads:
             return self._leader.answer(token, replica, request)
         leader = replica.raft.leader
-        return self._desk.reply(
+        return self._effects.reply(
             token,
             q.ErrorReply(
                 "not_leader",
@@ -76,5 +76,5 @@ class MetaRequests:
     def probe(self, token: int) -> None:
         replica = self._cluster.meta_replica
         if replica is None:
-            return self._desk.refuse(token, "unavailable", "no such group here")
-        return answer_probe(self._desk, token, replica)
+            return self._effects.refuse(token, "unavailable", "no such group here")
+        return answer_probe(self._effects, token, replica)

@@ -6,7 +6,7 @@ from nodeagent.host.context import Context
 from nodeagent.host.operations import Operations
 from nodeagent.model import requests as q
 
-Node = q.SetHolds | q.PullUnit
+Node = q.SetFailpoints | q.PullUnit
 
 
 class NodeRequests:
@@ -22,14 +22,14 @@ class NodeRequests:
         """Answered in every state of the node, because the answer contains that state."""
         context, is_ready = self._context, not self._admission.refused
         reply = check_status(context.config, context.incarnation, self._cluster.meta, is_ready, request)
-        context.desk.reply(token, reply)
+        context.effects.reply(token, reply)
 
     def answer(self, token: int, request: Node) -> None:
         match request:
-            case q.SetHolds():
-                refusal = self._operations.hold_points.set(request.points)
-                self._context.desk.reply(token, refusal or q.Accepted())
+            case q.SetFailpoints():
+                refusal = self._operations.failpoints.set(request.points)
+                self._context.effects.reply(token, refusal or q.Accepted())
             case q.PullUnit():
                 op = self._cluster.meta.operations.open()
                 fits = op if op is not None and op.id == request.operation else None
-                self._operations.mover.order(fits, request.group, request.slots, token)
+                self._operations.slot_copier.order(fits, request.group, request.slots, token)

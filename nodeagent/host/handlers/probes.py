@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from nodeagent.host.context import Context
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.replica import Replica
 from nodeagent.host.replicas import Replicas
@@ -13,9 +13,11 @@ from nodeagent.model import requests as q
 from nodeagent.model.ids import GroupId, NodeId
 
 
-def answer_probe(desk: Desk, token: int, replica: Replica) -> None:
+def answer_probe(effects: EffectQueue, token: int, replica: Replica) -> None:
     """Answer whether the replica's group has such a leader."""
-    replica.read(lambda: desk.reply(token, q.Accepted()), lambda why: desk.refuse(token, "unavailable", why))
+    replica.read(
+        lambda: effects.reply(token, q.Accepted()), lambda why: effects.refuse(token, "unavailable", why)
+    )
 
 
 class Probes:
@@ -37,12 +39,12 @@ class Probes:
         replicas: Replicas,
         token: int,
         replica: MetaReplica,
-        command: meta.Begin | meta.SteerOperation,
+        command: meta.Begin | meta.ControlOperation,
         groups: Mapping[GroupId, tuple[NodeId, ...]],
         still: Callable[[], q.ErrorReply | None],
     ) -> None:
         self._node = context.node
-        self._desk = context.desk
+        self._effects = context.effects
         self._replicas = replicas
         self.token = token
         self.replica = replica
@@ -55,7 +57,7 @@ class Probes:
     def start(self) -> None:
         if not self.waiting:
             return self._finish()
-        self._desk.later(self.WITHIN_MS, self._finish)
+        self._effects.later(self.WITHIN_MS, self._finish)
         for group, members in list(self.waiting.items()):
             for node in members:
                 self._ask(group, node)
@@ -71,12 +73,12 @@ class Probes:
                 lambda why: self._on_reply(group, node, q.ErrorReply("unavailable", why)),
             )
             return
-        self._desk.call(node, q.ProbeGroup(group), lambda r: self._on_reply(group, node, r))
+        self._effects.call(node, q.ProbeGroup(group), lambda r: self._on_reply(group, node, r))
 
     def _on_reply(self, group: GroupId, node: NodeId, reply: q.Reply) -> None:
         if isinstance(reply, q.ErrorReply):
             self.why.setdefault(group, reply.what)
-            self._desk.later(self.AGAIN_MS, lambda: self._ask(group, node))
+            self._effects.later(self.AGAIN_MS, lambda: self._ask(group, node))
             return
         self.waiting.pop(group, None)
         if not self.waiting:
@@ -88,19 +90,19 @@ class Probes:
         self.ended = True
         if self.waiting:
             lost = "; ".join(f"{g}: {self.why.get(g, 'no member answers')}" for g in sorted(self.waiting))
-            return self._desk.refuse(
+            return self._effects.refuse(
                 self.token,
                 "refused",
                 f"nothing was changed: no live quorum in {lost}",
                 "start the missing nodes (`iotctl cluster status`); if they are permanently lost and no"
                 " change is open: iotctl cluster recover NODE...",
             )
-        return self._desk.guarded(self.token, "a change", self._propose)()
+        return self._effects.guarded(self.token, "a change", self._propose)()
 
     def _propose(self) -> None:
         refusal = self.still()
         if refusal is not None:
-            return self._desk.reply(self.token, refusal)
+            return self._effects.reply(self.token, refusal)
         self.replica.propose([meta.encode(self.command)], self.token)
         return None
 
@@ -109,4 +111,4 @@ def groups_of(begin: meta.Begin, state: MetaState) -> dict[GroupId, tuple[NodeId
     """Groups that lose or gain slots or change members, with their current members."""
     headers = {m.source for m in begin.moves} | {m.target for m in begin.moves}
     headers |= {m.header for m in begin.members}
-    return {g.group: g.members for g in state.image.groups.values() if g.header in headers}
+    return {g.group: g.members for g in state.image.groups.values() if g.owner in headers}

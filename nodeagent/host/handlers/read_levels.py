@@ -6,42 +6,44 @@ from functools import partial
 import msgspec
 
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.model.requests import ErrorReply, PartitionsListed, Reply, RowsScanned
 
 
-def with_level(desk: Desk, replica: DataReplica, token: int, level: str, then: Callable[[], None]) -> None:
+def with_level(
+    effects: EffectQueue, replica: DataReplica, token: int, level: str, then: Callable[[], None]
+) -> None:
     """Run `then` once the replica's state is new enough for `level`.
 
     strong: everything acknowledged before the read (read index). mid (bounded): no older than
     `staleness_max_ms`. weak: any age. Bounded and weak reads need a recovered state, and their answers carry
     its age.
     """
-    then = desk.guarded(token, "a read", then)
+    then = effects.guarded(token, "a read", then)
     if level == "strong":
-        replica.read(then, lambda why: desk.refuse(token, "unavailable", why))
+        replica.read(then, lambda why: effects.refuse(token, "unavailable", why))
     elif not replica.state.rows.recovered:
-        desk.refuse(token, "unavailable", f"group {replica.group} is still recovering on this node")
+        effects.refuse(token, "unavailable", f"group {replica.group} is still recovering on this node")
     elif level == "mid":
         bound_ms = replica.config.staleness_max_ms
-        refuse = partial(_refuse_stale, desk, replica, token)
-        replica.freshness.within(bound_ms, lambda: _with_age(desk, replica, token, then), refuse)
+        refuse = partial(_refuse_stale, effects, replica, token)
+        replica.freshness.within(bound_ms, lambda: _with_age(effects, replica, token, then), refuse)
     elif level == "weak":
-        _with_age(desk, replica, token, then)
+        _with_age(effects, replica, token, then)
     else:
-        desk.refuse(token, "invalid_input", f"read level {level!r}", "use strong, mid or weak")
+        effects.refuse(token, "invalid_input", f"read level {level!r}", "use strong, mid or weak")
 
 
-def _refuse_stale(desk: Desk, replica: DataReplica, token: int, age_ms: int) -> None:
+def _refuse_stale(effects: EffectQueue, replica: DataReplica, token: int, age_ms: int) -> None:
     bound_ms = replica.config.staleness_max_ms
     age = f"confirmed it {age_ms} ms ago" if age_ms >= 0 else "has not confirmed it since its start"
     what = f"the replica of {replica.group} on {replica.raft.node} may be stale: a leader {age}; "
     what += f"mid allows {bound_ms} ms"
     helps = "ask another member, or read weak: its answers carry their age"
-    desk.reply(token, ErrorReply("unavailable", what, helps, {"age_ms": age_ms}))
+    effects.reply(token, ErrorReply("unavailable", what, helps, {"age_ms": age_ms}))
 
 
-def _with_age(desk: Desk, replica: DataReplica, token: int, then: Callable[[], None]) -> None:
+def _with_age(effects: EffectQueue, replica: DataReplica, token: int, then: Callable[[], None]) -> None:
     """Run `then`; its answer carries the current age of this replica's state."""
     age_ms = replica.freshness.age_ms
 
@@ -49,5 +51,5 @@ def _with_age(desk: Desk, replica: DataReplica, token: int, then: Callable[[], N
         is_answer = isinstance(reply, RowsScanned | PartitionsListed)
         return msgspec.structs.replace(reply, age_ms=age_ms) if is_answer else reply
 
-    desk.amend(token, aged)
+    effects.amend(token, aged)
     then()

@@ -14,7 +14,7 @@ from nodeagent.host.cluster import Cluster
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.handlers.read_levels import with_level
 from nodeagent.host.handlers.refusals import job_error
-from nodeagent.host.handlers.whole import elsewhere, not_whole
+from nodeagent.host.handlers.whole import elsewhere, why_incomplete
 from nodeagent.model import limits, requests
 from nodeagent.model.errors import InvalidInput
 from nodeagent.model.files import Cursor, FileMeta, PageSpec, ScanSpec, Tombstone
@@ -35,10 +35,12 @@ def on_scan(cluster: Cluster, replica: DataReplica, token: int, s: requests.Scan
         if known is not None:
             check_same_columns(s.spec.schema, known)
     except InvalidInput as error:
-        return cluster.desk.refuse(token, error.code, error.what, error.next_step)
+        return cluster.effects.refuse(token, error.code, error.what, error.next_step)
     if s.operation:
         return _scan_source(cluster, replica, token, s)
-    return with_level(cluster.desk, replica, token, s.read, lambda: _scan_owned(cluster, replica, token, s))
+    return with_level(
+        cluster.effects, replica, token, s.read, lambda: _scan_owned(cluster, replica, token, s)
+    )
 
 
 def _scan_owned(
@@ -49,9 +51,9 @@ def _scan_owned(
     partitions_max: int = 0,
 ) -> None:
     wanted = set(to_slots(s.slots))
-    refusal = not_whole(cluster, replica, wanted)
+    refusal = why_incomplete(cluster, replica, wanted)
     if refusal is not None:
-        return cluster.desk.reply(token, refusal)
+        return cluster.effects.reply(token, refusal)
     slots = wanted or replica.state.slots.open
     handover, tombstones = elsewhere(cluster, replica, slots)
     version = cluster.meta.placement.version
@@ -73,8 +75,8 @@ def _scan_source(
     partitions_max: int = 0,
 ) -> None:
     wanted = set(to_slots(s.slots))
-    if not replica.state.sealed_whole(s.operation, wanted):
-        return cluster.desk.refuse(
+    if not replica.state.is_source_whole(s.operation, wanted):
+        return cluster.effects.refuse(
             token, "moved", f"group {replica.group} holds no sealed slots of {s.operation} here"
         )
 
@@ -129,21 +131,21 @@ def _scan(
     start = s.after if s.after is not None else Cursor(s.cursor)
     plan = _plan(replica, s, slots, start, partitions_max or limits.PAGE_PARTITIONS)
     if not plan.partitions:
-        return cluster.desk.reply(token, answer(b"", 0, plan.end))
+        return cluster.effects.reply(token, answer(b"", 0, plan.end))
 
     def done(result: JobResult) -> None:
         if not isinstance(result, Scanned):
-            return cluster.desk.reply(token, job_error(result))
+            return cluster.effects.reply(token, job_error(result))
         if result.over:
             return again(plan.partitions // 2)
         end = plan.end if result.after is None else Cursor(plan.position, result.after)
         if end is not None and s.until is not None and end.position > s.until.position:
             end = None  # the page holds everything up to there
         if s.after is None and end is not None and end.key is not None:
-            return cluster.desk.refuse(
+            return cluster.effects.refuse(
                 token, "refused", "a partition is larger than a page", "use the iotctl of this version"
             )
-        return cluster.desk.reply(token, answer(result.ipc, result.rows, end))
+        return cluster.effects.reply(token, answer(result.ipc, result.rows, end))
 
     page = PageSpec(None, None, limits.PAGE_BYTES, s.limit, plan.partitions > 1)
     if plan.alone:
@@ -159,7 +161,7 @@ def _scan(
         page,
         _is_heavy(plan.files, s),
     )
-    return replica.files.read(job, plan.files, cluster.desk.guarded(token, "a scan", done))
+    return replica.files.read(job, plan.files, cluster.effects.guarded(token, "a scan", done))
 
 
 def _plan(

@@ -5,12 +5,12 @@ from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.handlers.refusals import moved
 from nodeagent.model.files import Tombstone
 from nodeagent.model.ids import PartitionKey
-from nodeagent.model.requests import ErrorReply, Handover
+from nodeagent.model.requests import ErrorReply, PendingSlots
 from nodeagent.partition.hash import slot_of
 from nodeagent.partition.ranges import from_slots, to_slots
 
 
-def not_whole(cluster: Cluster, replica: DataReplica, wanted: set[int]) -> ErrorReply | None:
+def why_incomplete(cluster: Cluster, replica: DataReplica, wanted: set[int]) -> ErrorReply | None:
     """Why this replica cannot answer for the requested slots. None if it can: all are open, and the meta
     state here says where older rows of arriving slots are."""
     absent = wanted - replica.state.slots.open
@@ -23,7 +23,7 @@ def not_whole(cluster: Cluster, replica: DataReplica, wanted: set[int]) -> Error
 
 def elsewhere(
     cluster: Cluster, replica: DataReplica, slots: set[int]
-) -> tuple[tuple[Handover, ...], tuple[Tombstone, ...]]:
+) -> tuple[tuple[PendingSlots, ...], tuple[Tombstone, ...]]:
     """Those of `slots` whose older rows are with previous holders, and the deletes for them since they were
     opened here. Older deletes date from an earlier time of the slot here and must not mask those rows."""
     out = []
@@ -38,7 +38,7 @@ def elsewhere(
         for move in op.moves:
             part = here & set(to_slots(move.slots)) if move.target == replica.group else set()
             if part:
-                out.append(Handover(operation, from_slots(part), move.source, move.source_members))
+                out.append(PendingSlots(operation, from_slots(part), move.source, move.source_members))
     if not opened:
         return (), ()
     mine = tuple(

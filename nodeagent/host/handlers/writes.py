@@ -24,35 +24,35 @@ from nodeagent.table.scan import check_scan
 
 
 def on_write(cluster: Cluster, replica: DataReplica, token: int, w: requests.Write) -> None:
-    desk = cluster.desk
+    effects = cluster.effects
     if not replica.leads:
-        return desk.reply(token, not_leader(replica))
+        return effects.reply(token, not_leader(replica))
     refusal = _check_place(cluster, w.slot, w.partition) or _owned(cluster, replica, w.slot)
     if refusal is not None:
-        return desk.reply(token, refusal)
+        return effects.reply(token, refusal)
     if len(w.ipc) > limits.WRITE_BYTES_MAX:
-        return desk.refuse(
+        return effects.refuse(
             token, "invalid_input", f"{len(w.ipc)} bytes in one write; the limit is {limits.WRITE_BYTES_MAX}"
         )
-    short = replica.raft.short_of_room()
-    refusal = desk.space.refusal(short, len(replica.raft.log.config.voters))
+    short = replica.raft.voters_low_on_space()
+    refusal = effects.space.refusal(short, len(replica.raft.log.config.voters))
     if refusal is not None:
-        return desk.reply(token, refusal)
+        return effects.reply(token, refusal)
     held = replica.state.rows.memtable.nbytes
     if held > limits.MEMTABLES_MAX * replica.config.memtable_bytes_max:
         what = f"{held} bytes of rows wait for their files"
         refusal = ErrorReply(
             "overloaded", what, "write more slowly", {"at_work": replica.state_jobs.is_closing}
         )
-        return desk.later(limits.PRESSED_REFUSAL_MS, lambda: desk.reply(token, refusal))
+        return effects.later(limits.OVERLOAD_REPLY_DELAY_MS, lambda: effects.reply(token, refusal))
     schema = _schema(cluster, w)
     if isinstance(schema, ErrorReply):
-        return desk.reply(token, schema)
+        return effects.reply(token, schema)
     try:
         command = _command(cluster, w, schema)
     except NodeAgentError as error:
-        return desk.reply(token, ErrorReply(error.code, error.what, error.next_step))
-    desk.space.spend(len(command.ipc))
+        return effects.reply(token, ErrorReply(error.code, error.what, error.next_step))
+    effects.space.spend(len(command.ipc))
     _propose(replica, schema, command, token)
     return None
 
@@ -103,7 +103,7 @@ def _command(cluster: Cluster, w: requests.Write, schema: TableSchema) -> comman
     return commands.WriteRows(
         w.session,
         w.sequence,
-        w.settled,
+        w.acknowledged_through,
         w.slot,
         w.partition,
         w.table,
@@ -144,21 +144,21 @@ def _owned(cluster: Cluster, replica: DataReplica, slot: int) -> ErrorReply | No
 
 def on_delete(cluster: Cluster, replica: DataReplica, token: int, d: requests.DeleteRows) -> None:
     if not replica.leads:
-        return cluster.desk.reply(token, not_leader(replica))
+        return cluster.effects.reply(token, not_leader(replica))
     refusal = _check_place(cluster, d.slot, d.partition) or _owned(cluster, replica, d.slot)
     if refusal is not None:
-        return cluster.desk.reply(token, refusal)
+        return cluster.effects.reply(token, refusal)
     schema = _schema(cluster, d)
     if isinstance(schema, ErrorReply):
-        return cluster.desk.reply(token, schema)
+        return cluster.effects.reply(token, schema)
     try:
         check_scan(ScanSpec(schema, time_from=d.time_from, time_to=d.time_to, tags=d.tags))
     except InvalidInput as error:
-        return cluster.desk.refuse(token, error.code, error.what, error.next_step)
+        return cluster.effects.refuse(token, error.code, error.what, error.next_step)
     command = commands.DeleteRange(
         d.session,
         d.sequence,
-        d.settled,
+        d.acknowledged_through,
         d.slot,
         d.partition,
         d.table,

@@ -65,19 +65,16 @@ from nodeagent.model.requests.meta import (
     DropTable as DropTable,
 )
 from nodeagent.model.requests.meta import (
+    ForceRecover as ForceRecover,
+)
+from nodeagent.model.requests.meta import (
     Forward as Forward,
 )
 from nodeagent.model.requests.meta import (
     GetMeta as GetMeta,
 )
 from nodeagent.model.requests.meta import (
-    GiveUp as GiveUp,
-)
-from nodeagent.model.requests.meta import (
     GroupRecord as GroupRecord,
-)
-from nodeagent.model.requests.meta import (
-    Heir as Heir,
 )
 from nodeagent.model.requests.meta import (
     MetaView as MetaView,
@@ -93,6 +90,9 @@ from nodeagent.model.requests.meta import (
 )
 from nodeagent.model.requests.meta import (
     Recovery as Recovery,
+)
+from nodeagent.model.requests.meta import (
+    RecoveryLeader as RecoveryLeader,
 )
 from nodeagent.model.requests.meta import (
     SchemaInForce as SchemaInForce,
@@ -131,13 +131,16 @@ from nodeagent.model.requests.node import (
     NodeStatus as NodeStatus,
 )
 from nodeagent.model.requests.node import (
-    SetHolds as SetHolds,
+    SetFailpoints as SetFailpoints,
 )
 from nodeagent.model.requests.node import (
     StatusChecked as StatusChecked,
 )
 from nodeagent.model.requests.operations import (
     BeginChange as BeginChange,
+)
+from nodeagent.model.requests.operations import (
+    ControlOperation as ControlOperation,
 )
 from nodeagent.model.requests.operations import (
     DropLock as DropLock,
@@ -161,9 +164,6 @@ from nodeagent.model.requests.operations import (
     RunsReply as RunsReply,
 )
 from nodeagent.model.requests.operations import (
-    Steer as Steer,
-)
-from nodeagent.model.requests.operations import (
     TakeLock as TakeLock,
 )
 from nodeagent.model.requests.rows import (
@@ -171,9 +171,6 @@ from nodeagent.model.requests.rows import (
 )
 from nodeagent.model.requests.rows import (
     GetWriteRates as GetWriteRates,
-)
-from nodeagent.model.requests.rows import (
-    Handover as Handover,
 )
 from nodeagent.model.requests.rows import (
     ListPartitions as ListPartitions,
@@ -186,6 +183,9 @@ from nodeagent.model.requests.rows import (
 )
 from nodeagent.model.requests.rows import (
     PartitionsListed as PartitionsListed,
+)
+from nodeagent.model.requests.rows import (
+    PendingSlots as PendingSlots,
 )
 from nodeagent.model.requests.rows import (
     ProbeGroup as ProbeGroup,
@@ -219,11 +219,11 @@ Request = (
     | GetMeta
     | PutSchema
     | BeginChange
-    | Steer
-    | SetHolds
+    | ControlOperation
+    | SetFailpoints
     | Drain
     | RaiseLevel
-    | GiveUp
+    | ForceRecover
     | TakeLock
     | DropLock
     | RecordRun

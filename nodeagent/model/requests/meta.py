@@ -58,7 +58,7 @@ class GroupRecord(msgspec.Struct, frozen=True):
     """
 
     group: GroupId
-    header: NodeId
+    owner: NodeId = msgspec.field(name="header")
     members: tuple[NodeId, ...]
     initial_members: tuple[NodeId, ...]
     initial_slots: Ranges = ()
@@ -157,7 +157,7 @@ class Drain(Message, frozen=True, tag="Drain"):
     for_restart: bool = False
 
 
-class Heir(msgspec.Struct, frozen=True):
+class RecoveryLeader(msgspec.Struct, frozen=True):
     """The recovery leader `head` of a group without a majority, and the term that it begins with
     (`Raft.force`)."""
 
@@ -166,7 +166,7 @@ class Heir(msgspec.Struct, frozen=True):
     term: int
 
 
-class GiveUp(Message, frozen=True, tag="GiveUp"):
+class ForceRecover(Message, frozen=True, tag="GiveUp"):
     """Force recovery: `nodes` are permanently lost, and so is the majority of the groups in `heirs`, which
     continue with their living members. Writes that only lost nodes hold are lost. `Accepted` once recorded.
 
@@ -176,7 +176,7 @@ class GiveUp(Message, frozen=True, tag="GiveUp"):
     traits: ClassVar = Traits(ADMINS)
 
     nodes: Nodes
-    heirs: tuple[Heir, ...]
+    leaders: tuple[RecoveryLeader, ...] = msgspec.field(name="heirs")
     table_version: Count
     by: Text
 

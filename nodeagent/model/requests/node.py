@@ -230,7 +230,7 @@ class EventsReply(Message, frozen=True, tag="EventsReply"):
     audit: tuple[tuple[int, str, str], ...]
 
 
-class SetHolds(Message, frozen=True, tag="SetHolds"):
+class SetFailpoints(Message, frozen=True, tag="SetHolds"):
     """For tests: stop operations at these failpoints (`scaling.holds`) on this node; () lets them
     continue."""
 

@@ -41,7 +41,7 @@ class BeginChange(Message, frozen=True, tag="BeginChange"):
     """Serial of the cluster lock that the sender holds; refused if that lock is not held. 0 for none."""
 
 
-class Steer(Message, frozen=True, tag="Steer"):
+class ControlOperation(Message, frozen=True, tag="Steer"):
     """Control an open operation.
 
     `verb` is one of:

@@ -49,7 +49,7 @@ class Write(Message, frozen=True, tag="Write"):
     schema_version: Count
     session: Name
     sequence: Count
-    settled: Count
+    acknowledged_through: Count = msgspec.field(name="settled")
     table_version: Count
     ipc: bytes
 
@@ -73,7 +73,7 @@ class DeleteRows(Message, frozen=True, tag="DeleteRows"):
     table: Name
     session: Name
     sequence: Count
-    settled: Count
+    acknowledged_through: Count = msgspec.field(name="settled")
     tags: tuple[tuple[str, str | None], ...]
     time_from: Time
     time_to: Time
@@ -89,7 +89,7 @@ class Propose(Message, frozen=True, tag="Propose"):
     payloads: tuple[bytes, ...]
 
 
-class Handover(msgspec.Struct, frozen=True):
+class PendingSlots(msgspec.Struct, frozen=True):
     """Slots whose older rows are still in their previous group `source`, with these `members`."""
 
     operation: str
@@ -135,7 +135,7 @@ class RowsScanned(Message, frozen=True, tag="RowsScanned"):
     rows: int
     cursor: int
     table_version: int
-    handover: tuple[Handover, ...] = ()
+    handover: tuple[PendingSlots, ...] = ()
     tombstones: tuple[Tombstone, ...] = ()
     age_ms: int = -1
     """Of a bounded or weak read: the page has everything that was acknowledged this long before the read
@@ -179,7 +179,7 @@ class PartitionsListed(Message, frozen=True, tag="PartitionsListed"):
     """The partitions of the group, or one page of them; `handover` as in `RowsScanned`."""
 
     partitions: tuple[PartitionInfo, ...]
-    handover: tuple[Handover, ...] = ()
+    handover: tuple[PendingSlots, ...] = ()
     table_version: int = 0
     age_ms: int = -1
     """As in `RowsScanned`."""

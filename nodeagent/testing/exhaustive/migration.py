@@ -1,4 +1,4 @@
-"""The state of a `HandoverWorld`: the logs and replicas of its groups, and the invariants that must hold."""
+"""The state of a `MigrationWorld`: the logs and replicas of its groups, and the invariants that must hold."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ DELETE = b"delete "
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverBounds:
+class MigrationBounds:
     """How much may happen in addition to the operation."""
 
     writes: int = 0
@@ -143,7 +143,7 @@ class MigrationState:
         self,
         owners: Mapping[GroupId, Ranges],
         moves: Sequence[SlotMove],
-        left: HandoverBounds,
+        left: MigrationBounds,
         members: Sequence[GroupChange] = (),
     ) -> None:
         """
@@ -271,7 +271,7 @@ class MigrationState:
     def rest(self) -> None:
         """Every operation ends, unless copies differ: then it waits for an operator."""
         op = self.op()
-        waits = op.stage is Stage.MOVING and any(self._differ(op, group) for group in op.gaining)
+        waits = op.stage is Stage.COPYING and any(self._differ(op, group) for group in op.gaining)
         assert op.ended or waits, f"L2: {op.id} stays in {op.stage}"
 
     def _check_end(self, op: Operation, heads: Mapping[GroupId, DataState]) -> None:
@@ -298,7 +298,7 @@ class MigrationState:
         left = self.left
         replicas = [(*key, r.applied, r.origin, r.begun) for key, r in self.replicas.items()]
         configs = [(group, c.voters, c.learners) for group, c in self.configs.items()]
-        counts = [getattr(left, field) for field in HandoverBounds.__slots__]
+        counts = [getattr(left, field) for field in MigrationBounds.__slots__]
         copies = sorted((*key, moving.digest(pulled)) for key, pulled in self.copies.items())
         made = sorted(self.made)
         state = [self.logs, replicas, configs, made, self.views, sorted(self.evidence), copies, counts]

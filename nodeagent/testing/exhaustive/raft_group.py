@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.model.entries import Append, Config, EntryKind, LogOp, SetHard
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import (

@@ -7,8 +7,8 @@ from nodeagent.model.entries import Config
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Ranges, SlotMove
 from nodeagent.testing.exhaustive.explore import Explored, World, explore
-from nodeagent.testing.exhaustive.handover_world import HandoverWorld
-from nodeagent.testing.exhaustive.migration import HandoverBounds
+from nodeagent.testing.exhaustive.migration import MigrationBounds
+from nodeagent.testing.exhaustive.migration_world import MigrationWorld
 from nodeagent.testing.exhaustive.raft_group import RaftBounds
 from nodeagent.testing.exhaustive.raft_world import RaftWorld
 from nodeagent.testing.nemesis import bounded
@@ -38,7 +38,7 @@ def _raft(
     return lambda: RaftWorld(config, bounds, others).begun(script)
 
 
-def _moving(bounds: HandoverBounds, *moves: tuple[GroupId, str, GroupId, str]) -> Callable[[], World]:
+def _moving(bounds: MigrationBounds, *moves: tuple[GroupId, str, GroupId, str]) -> Callable[[], World]:
     """A world in which move number `i` moves slot `i` from a group with the given members (`ab`) to
     another."""
     owners: dict[GroupId, Ranges] = {}
@@ -48,7 +48,7 @@ def _moving(bounds: HandoverBounds, *moves: tuple[GroupId, str, GroupId, str]) -
         owners[source] = (*owners.get(source, ()), *slots)
         owners.setdefault(target, ())
         slot_moves.append(SlotMove(slots, source, tuple(givers), target, tuple(takers)))
-    return lambda: HandoverWorld(owners, slot_moves, bounds)
+    return lambda: MigrationWorld(owners, slot_moves, bounds)
 
 
 def _comes_back(name: str, how: str) -> Scope:
@@ -206,34 +206,34 @@ SLOTS = (
     Scope(
         "slots, outdated views and a cancel",
         820,
-        _moving(HandoverBounds(stale=1, cancels=1), ("x", "a", "y", "b")),
+        _moving(MigrationBounds(stale=1, cancels=1), ("x", "a", "y", "b")),
     ),
-    Scope("slots, under a writer", 930, _moving(HandoverBounds(writes=1), ("x", "a", "y", "b"))),
+    Scope("slots, under a writer", 930, _moving(MigrationBounds(writes=1), ("x", "a", "y", "b"))),
     Scope(
         "slots, duplicated commands",
         25_000,
-        _moving(HandoverBounds(again=1, writes=1), ("x", "a", "y", "b")),
+        _moving(MigrationBounds(again=1, writes=1), ("x", "a", "y", "b")),
     ),
     Scope(
         "slots of one group to two groups",
         3_000,
-        _moving(HandoverBounds(), ("x", "a", "y", "b"), ("x", "a", "z", "c")),
+        _moving(MigrationBounds(), ("x", "a", "y", "b"), ("x", "a", "z", "c")),
     ),
     Scope(
         "slots of two groups to one group",
         100_000,
-        _moving(HandoverBounds(cancels=1), ("x", "a", "z", "c"), ("y", "b", "z", "c")),
+        _moving(MigrationBounds(cancels=1), ("x", "a", "z", "c"), ("y", "b", "z", "c")),
     ),
-    Scope("slots, members lag", 14_000, _moving(HandoverBounds(cancels=1), ("x", "ab", "y", "bc"))),
+    Scope("slots, members lag", 14_000, _moving(MigrationBounds(cancels=1), ("x", "ab", "y", "bc"))),
     Scope(
         "slots, members lag under a writer",
         109_000,
-        _moving(HandoverBounds(writes=1), ("x", "ab", "y", "bc")),
+        _moving(MigrationBounds(writes=1), ("x", "ab", "y", "bc")),
     ),
     Scope(
         "slots, members lag and outdated views",
         115_000,
-        _moving(HandoverBounds(stale=1), ("x", "ab", "y", "bc")),
+        _moving(MigrationBounds(stale=1), ("x", "ab", "y", "bc")),
     ),
 )
 

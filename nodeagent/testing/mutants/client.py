@@ -44,8 +44,8 @@ MUTANTS = (
     Mutant(
         "more writes are in progress than the group remembers",
         "client/sessions.py",
-        "        while state.next > state.settled + WINDOW:",
-        "        while state.next > state.settled + 4 * WINDOW:",
+        "        while state.next > state.acknowledged_through + WINDOW:",
+        "        while state.next > state.acknowledged_through + 4 * WINDOW:",
         unseen="the group refuses writes beyond its own window",
     ),
     Mutant(

@@ -13,8 +13,8 @@ MUTANTS = (
     ),
     Mutant(
         "sessions do not move with their slots",
-        "data/handover.py",
-        "        self._sessions.admit(self.staged.tables(command.operation, command.results), opened)\n",
+        "data/slot_migration.py",
+        "        self._sessions.import_tables(self.staged.tables(command.operation, command.results), opened)\n",
         "",
     ),
     Mutant(
@@ -66,8 +66,8 @@ MUTANTS = (
     Mutant(
         "a member without the files serves as a source",
         "data/slots.py",
-        "s.hollow or op in operations",
-        "s.hollow",
+        "s.metadata_only or op in operations",
+        "s.metadata_only",
         breaks="S9",
     ),
     Mutant(
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "files of an earlier ownership of a slot are kept",
         "data/closing.py",
-        "            pending.gone |= slots",
+        "            pending.released |= slots",
         "            pass",
     ),
     Mutant(

@@ -5,7 +5,7 @@ from nodeagent.testing.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "staged files are deleted when the meta group is done",
-        "host/mover.py",
+        "host/slot_copier.py",
         "touched - {current} - owed",
         "touched - {current}",
         breaks="S9",
@@ -115,14 +115,14 @@ MUTANTS = (
     Mutant(
         "a new replica is saved before the log knows it",
         "host/checkpoints.py",
-        "if self._saving or condition.installing or condition.founding:",
+        "if self._saving or condition.installing or condition.is_unlogged:",
         "if self._saving or condition.installing:",
     ),
     Mutant(
         "a state is installed under a leader",
         "host/installs.py",
-        "if context.jobs.is_running or context.leads or condition.founding:",
-        "if context.jobs.is_running or condition.founding:",
+        "if context.jobs.is_running or context.leads or condition.is_unlogged:",
+        "if context.jobs.is_running or condition.is_unlogged:",
         unseen="no peer sends a snapshot to a leader",
     ),
     Mutant(
@@ -162,7 +162,7 @@ MUTANTS = (
         "an age counts from the reply",
         "host/freshness.py",
         "self._confirmed = (asked_at, self._seen())",
-        "self._confirmed = (self._desk.now, self._seen())",
+        "self._confirmed = (self._effects.now, self._seen())",
         breaks="S17",
     ),
     Mutant(
@@ -188,8 +188,8 @@ MUTANTS = (
     ),
     Mutant(
         "own files are used before they are written",
-        "host/mover.py",
-        "return local is not None and local.state.sealed_ready(unit.operation)",
+        "host/slot_copier.py",
+        "return local is not None and local.state.is_source_ready(unit.operation)",
         "return local is not None",
         breaks="S9",
     ),

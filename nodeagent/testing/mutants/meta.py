@@ -13,21 +13,21 @@ MUTANTS = (
     Mutant(
         "released before it is adopted",
         "meta/changes.py",
-        "case Stage.MOVING if set(op.adopted) >= set(op.gaining) and op.state()",
-        "case Stage.MOVING if op.adopted and op.state()",
+        "case Stage.COPYING if set(op.adopted) >= set(op.gaining) and op.state()",
+        "case Stage.COPYING if op.adopted and op.state()",
         breaks="S10",
     ),
     Mutant(
         "formed when one group is",
         "meta/changes.py",
-        "case Stage.FORMAL if set(op.formed) >= {g.group for g in op.changes}:",
-        "case Stage.FORMAL if op.formed or not op.changes:",
+        "case Stage.RECONFIGURING if set(op.formed) >= {g.group for g in op.changes}:",
+        "case Stage.RECONFIGURING if op.formed or not op.changes:",
     ),
     Mutant(
         "done when one group has released",
         "meta/changes.py",
-        "case Stage.RELEASED if set(op.released) >= set(op.losing):",
-        "case Stage.RELEASED if op.released:",
+        "case Stage.CLEANUP if set(op.released) >= set(op.losing):",
+        "case Stage.CLEANUP if op.released:",
     ),
     Mutant(
         "open when one group is",
@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         "progress reports of an earlier stage count in a later one",
         "meta/changes.py",
-        "_add(op.adopted, evidence.group, op.stage is Stage.MOVING)",
+        "_add(op.adopted, evidence.group, op.stage is Stage.COPYING)",
         "_add(op.adopted, evidence.group, True)",
         breaks="S10",
     ),

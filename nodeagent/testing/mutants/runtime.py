@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "unknown nodes take part in Raft",
         "runtime/driver.py",
-        "        if self._admission.heard(connection) is not Standing.MEMBER:",
+        "        if self._admission.heard(connection) is not MembershipStatus.MEMBER:",
         "        if self._admission.heard(connection) is None:",
     ),
     Mutant(
@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         "a non-member may send members' requests",
         "runtime/driver.py",
-        'peer.role if standing is Standing.MEMBER else "guest"',
+        'peer.role if standing is MembershipStatus.MEMBER else "guest"',
         "peer.role",
     ),
     Mutant(
@@ -160,7 +160,7 @@ MUTANTS = (
     ),
     Mutant(
         "the record of other nodes is accepted without its seal",
-        "runtime/seen.py",
+        "runtime/peer_starts.py",
         "if found.seal == _seal(found.starts) else",
         "if found.starts else",
     ),

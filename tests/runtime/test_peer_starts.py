@@ -1,7 +1,7 @@
 """`peers.seen`: the starts of other nodes that a node retains."""
 
 from nodeagent.host.starts import Start
-from nodeagent.runtime.seen import SEEN_FILE, load_starts, save_starts
+from nodeagent.runtime.peer_starts import SEEN_FILE, load_starts, save_starts
 from nodeagent.testing.disk import SimDisk
 from nodeagent.testing.volume import Fault
 

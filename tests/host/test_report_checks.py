@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from nodeagent.data.sessions import Sessions
-from nodeagent.host.evidence import unfit
+from nodeagent.host.report_checks import why_invalid
 from nodeagent.meta import commands as c
 from nodeagent.model.operation import CopyRecord, SealResult, Stage
 from nodeagent.model.requests import ErrorReply
@@ -34,16 +34,16 @@ def test_a_valid_progress_report_is_logged(meta: Meta) -> None:
         *(c.FormedBy(1, op.id, created, 9, ("a", "e")), c.AdoptedBy(1, op.id, created, 9)),
         c.Copied(1, op.id, CopyRecord(created, "e", "i-e", ((0, 2),), "d", 1, 1)),
         *(c.ReleasedBy(1, op.id, group, 9), c.UnsealedBy(1, op.id, group)),
-        *(c.LedAgain(1, group, op.id), c.FormedBy(1, "op-0", "x", HUGE, ())),
+        *(c.RecoveryCompleted(1, group, op.id), c.FormedBy(1, "op-0", "x", HUGE, ())),
     ):
-        assert unfit(meta.state, evidence) == "", evidence
+        assert why_invalid(meta.state, evidence) == "", evidence
 
 
 def test_a_progress_report_with_unknown_names_is_refused(meta: Meta) -> None:
     op = meta.op
     group = op.losing[0]
     for evidence in (
-        *(c.GroupReady(1, op.id, "x"), c.OpenedBy(1, op.id, group, HUGE), c.LedAgain(1, "x", op.id)),
+        *(c.GroupReady(1, op.id, "x"), c.OpenedBy(1, op.id, group, HUGE), c.RecoveryCompleted(1, "x", op.id)),
         *(c.SealedBy(1, op.id, SealResult("x", 5, b"")), c.SealedBy(1, op.id, SealResult(group, 5, b"\xc1"))),
         *(c.SealedBy(1, op.id, SealResult(group, 5, b"")), c.JoinReady(1, op.id, group, "x")),
         *(c.FormedBy(1, op.id, "x", 9, ()), c.FormedBy(1, op.id, group, 9, ("x",))),
@@ -52,12 +52,12 @@ def test_a_progress_report_with_unknown_names_is_refused(meta: Meta) -> None:
         c.Copied(1, op.id, CopyRecord(group, "a", "i", ((0, 2),), "d", 1, HUGE)),
         c.ReportError(1, op.id, "x" * 10_000),
     ):
-        assert unfit(meta.state, evidence), evidence
+        assert why_invalid(meta.state, evidence), evidence
 
 
 def test_a_report_that_an_unknown_group_is_formed_is_refused(meta: Meta) -> None:
     """If such an entry is in a log, it has no effect and stops no member."""
-    meta.op.stage = Stage.FORMAL
+    meta.op.stage = Stage.RECONFIGURING
     before = msgspec.msgpack.encode(meta.state.image.groups)
     assert isinstance(meta.do(c.FormedBy(1, meta.op.id, "x", 9, ("a",))), ErrorReply)
     assert msgspec.msgpack.encode(meta.state.image.groups) == before

@@ -3,7 +3,7 @@
 from enum import Enum
 
 
-class Standing(Enum):
+class MembershipStatus(Enum):
     MEMBER = "member"
     UNKNOWN = "unknown"
     """The peer may send `CheckStatus`, nothing else. It may be a member that this node does not know yet."""

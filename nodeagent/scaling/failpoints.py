@@ -10,7 +10,7 @@ from collections.abc import Collection
 from nodeagent.meta import commands as meta
 from nodeagent.model.operation import NEXT, Operation, Stage
 
-_STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING, Stage.RELEASED)
+_STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.RECONFIGURING, Stage.COPYING, Stage.CLEANUP)
 
 POINTS = tuple(
     point for stage in _STAGES for point in (f"after:{stage.value}", f"before:{NEXT[stage][0].value}")
@@ -21,9 +21,9 @@ _LEAVING: dict[Stage, type | tuple[type, ...]] = {
     Stage.PLANNED: (meta.MetaReady, meta.GroupReady),
     Stage.SEALED: meta.SealedBy,
     Stage.OPEN: meta.OpenedBy,
-    Stage.FORMAL: meta.FormedBy,
-    Stage.MOVING: meta.AdoptedBy,
-    Stage.RELEASED: meta.ReleasedBy,
+    Stage.RECONFIGURING: meta.FormedBy,
+    Stage.COPYING: meta.AdoptedBy,
+    Stage.CLEANUP: meta.ReleasedBy,
 }
 
 

@@ -38,7 +38,7 @@ GONE = ("dead", "retired")
 """States of a node that is not asked for anything."""
 
 
-def verify_handover(
+def verify_migration(
     session: "SparkSession",
     cluster: Cluster,
     spec: Spec,

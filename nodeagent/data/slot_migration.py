@@ -78,7 +78,7 @@ class Staged(msgspec.Struct):
         self.parts.pop(operation, None)
 
 
-class Handover:
+class SlotMigration:
     """Seals and unseals slots of this group; opens slots that other groups sealed."""
 
     def __init__(self, slots: Slots, sessions: Sessions, staged: Staged, rows: Rows, closes: Closes) -> None:
@@ -100,7 +100,7 @@ class Handover:
         sealed = self._slots.sealed.get(command.operation)
         self.staged.drop(command.operation)
         if self._slots.unseal(command.operation) and sealed is not None:
-            self._sessions.admit([sealed.sessions], sealed.slots)
+            self._sessions.import_tables([sealed.sessions], sealed.slots)
 
     def stage(self, command: OpenSessions) -> None:
         if command.operation not in self._slots.ended and command.operation not in self._slots.arriving:
@@ -110,8 +110,8 @@ class Handover:
         if self.staged.lacking(command.operation, command.results):
             return
         sources = [r.group for r in command.results]
-        if not self._slots.open_for(command.operation, command.slots, index, sources):
+        if not self._slots.open_slots(command.operation, command.slots, index, sources):
             return
         opened = self._slots.arriving[command.operation].slots
-        self._sessions.admit(self.staged.tables(command.operation, command.results), opened)
+        self._sessions.import_tables(self.staged.tables(command.operation, command.results), opened)
         self.staged.drop(command.operation)

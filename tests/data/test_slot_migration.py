@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from nodeagent.data import commands as c
-from nodeagent.data import handover
-from nodeagent.data.handover import part_of, seal_result
+from nodeagent.data import slot_migration
+from nodeagent.data.slot_migration import part_of, seal_result
 from nodeagent.data.state import initial
 from nodeagent.model.operation import SealResult
 from nodeagent.model.requests import Written
@@ -17,7 +17,7 @@ SLOTS = ((3, 4),)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "SESSIONS_PART_BYTES", 8)
+    monkeypatch.setattr(slot_migration, "SESSIONS_PART_BYTES", 8)
 
 
 def sealed() -> tuple[Group, SealResult, list[c.OpenSessions]]:
@@ -41,7 +41,7 @@ def gaining() -> Group:
 
 def test_the_meta_group_gets_only_digests() -> None:
     _, result, parts = sealed()
-    assert not result.sessions and result.parts == tuple(handover.digest(p.data) for p in parts)
+    assert not result.sessions and result.parts == tuple(slot_migration.digest(p.data) for p in parts)
 
 
 def test_an_open_has_no_effect_before_every_part_is_in_the_log() -> None:

@@ -25,14 +25,14 @@ PARTIAL_BYTES_MAX = {"node": 1024 * MIB, "admin": 512 * MIB, "reader": 64 * MIB}
 
 
 class Guest(Protocol):
-    """The part of a connection that `Places` uses."""
+    """The part of a connection that `ConnectionLimits` uses."""
 
     def abort(self, error: NodeAgentError) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Places:
+class ConnectionLimits:
     """The places of one listener. Every connection enters once and leaves once."""
 
     def __init__(self) -> None:

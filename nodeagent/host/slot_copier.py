@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from nodeagent.data import commands as data
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.desk import Desk
+from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.sources import source_slots
 from nodeagent.host.space import GO_ON
-from nodeagent.host.suspects import have_checked
+from nodeagent.host.suspects import request_hashes
 from nodeagent.meta import commands as meta
 from nodeagent.model.files import FileRef, PulledSlot
 from nodeagent.model.ids import GroupId, NodeId
@@ -60,7 +60,7 @@ class _Pull:
     refetched: int = 0
 
 
-class Mover:
+class SlotCopier:
     """The slot copier of this node.
 
     Args:
@@ -72,13 +72,13 @@ class Mover:
         self,
         node: NodeId,
         incarnation: str,
-        desk: Desk,
+        effects: EffectQueue,
         replicas: dict[GroupId, DataReplica],
         report: Callable[[meta.Command], None],
     ) -> None:
         self.node = node
         self.incarnation = incarnation
-        self.desk = desk
+        self.effects = effects
         self._replicas = replicas
         self._report = report
         self._pulls: dict[Key, _Pull] = {}
@@ -120,11 +120,11 @@ class Mover:
         self._paused = op is not None and op.paused
         if op is not None and self._paused:
             self._hold_back(op)
-        if op is None or op.stage is not Stage.MOVING or op.state() in ("waiting_migrate", "paused"):
+        if op is None or op.stage is not Stage.COPYING or op.state() in ("waiting_migrate", "paused"):
             return
         self._dead = set(op.dead)
         leased = self._is_leased(op)
-        for unit in moving.due(op, self._units(op), self.node, self.incarnation):
+        for unit in moving.units_to_copy(op, self._units(op), self.node, self.incarnation):
             if unit.key in self._staged:
                 self._record_again(unit)
             elif not leased or self._has_order(unit):
@@ -149,7 +149,7 @@ class Mover:
             pull.orders = [o for o in pull.orders if o.token not in waiting]
 
     def _refuse_paused(self, token: int, op: Operation) -> None:
-        self.desk.refuse(token, "refused", f"{op.id} is paused", f"iotctl ops resume {op.id}")
+        self.effects.refuse(token, "refused", f"{op.id} is paused", f"iotctl ops resume {op.id}")
 
     def _has_order(self, unit: Unit) -> bool:
         pull = self._pulls.get(unit.key)
@@ -166,7 +166,7 @@ class Mover:
         for move in op.moves:
             if move.target in mine and self.node in move.target_members:
                 replica = self._replicas.get(move.target)
-                if replica is None or op.id not in replica.settled:
+                if replica is None or op.id not in replica.ended_here:
                     return True
         return False
 
@@ -174,10 +174,10 @@ class Mover:
         current = op.id if op is not None else ""
         for name in sorted(touched - {current} - owed):
             touched.discard(name)
-            self.desk.remove(DropStaging(name))
+            self.effects.remove(DropStaging(name))
         over = {o.token for k, p in self._pulls.items() if k[0] != current for o in p.orders}
         for token in sorted(over):
-            self.desk.refuse(token, "refused", "the operation has ended")
+            self.effects.refuse(token, "refused", "the operation has ended")
         self._pulls = {k: v for k, v in self._pulls.items() if k[0] == current}
         self._staged = {k: v for k, v in self._staged.items() if k[0] == current}
         self._recorded = {k: v for k, v in self._recorded.items() if k[0] == current}
@@ -185,29 +185,31 @@ class Mover:
     def _is_leased(self, op: Operation) -> bool:
         known, since = self._lease
         if op.lease != known:
-            self._lease = (op.lease, self.desk.now)
-            since = self.desk.now
-        return op.lease is not None and self.desk.now - since < op.lease.ttl_ms
+            self._lease = (op.lease, self.effects.now)
+            since = self.effects.now
+        return op.lease is not None and self.effects.now - since < op.lease.ttl_ms
 
     def order(self, op: Operation | None, group: GroupId, slots: Ranges, token: int) -> None:
         """Copy these slots now, for the owner of the lease; `token` is answered when all are copied.
 
         Slots are pulled in whole units, so an order may copy a few more than it names.
         """
-        if op is None or op.stage is not Stage.MOVING:
-            return self.desk.refuse(token, "refused", "the operation is not open, or does not copy slots now")
+        if op is None or op.stage is not Stage.COPYING:
+            return self.effects.refuse(
+                token, "refused", "the operation is not open, or does not copy slots now"
+            )
         if op.paused:
             return self._refuse_paused(token, op)
-        if self.desk.space.is_low:
-            return self.desk.refuse(token, "overloaded", self.desk.space.why, GO_ON)
+        if self.effects.space.is_low:
+            return self.effects.refuse(token, "overloaded", self.effects.space.why, GO_ON)
         mine = [
             u
             for u in self._units(op)
             if u.move.target == group and self.node in u.move.target_members and intersect(u.slots, slots)
         ]
         if not mine:
-            return self.desk.refuse(token, "refused", f"{self.node} gains none of these slots for {group}")
-        due = {u.key for u in moving.due(op, self._units(op), self.node, self.incarnation)}
+            return self.effects.refuse(token, "refused", f"{self.node} gains none of these slots for {group}")
+        due = {u.key for u in moving.units_to_copy(op, self._units(op), self.node, self.incarnation)}
         order = _Order(token, slots, {u.key for u in mine if u.key in due and u.key not in self._recorded})
         for unit in mine:
             if unit.key in order.waiting:
@@ -220,19 +222,19 @@ class Mover:
         copy = CopyRecord(
             group, self.node, self.incarnation, order.slots, "", order.files, order.received, order.refetched
         )
-        self.desk.reply(order.token, UnitPulled(copy))
+        self.effects.reply(order.token, UnitPulled(copy))
 
     def _ensure(self, unit: Unit) -> _Pull:
-        return self._pulls.setdefault(unit.key, _Pull(unit, self.desk.now + OWN_WAIT_MS))
+        return self._pulls.setdefault(unit.key, _Pull(unit, self.effects.now + OWN_WAIT_MS))
 
     def _start(self) -> None:
-        if self._paused or self.desk.space.is_low:
+        if self._paused or self.effects.space.is_low:
             return
         busy = sum(p.busy for p in self._pulls.values())
         for pull in self._pulls.values():
             if busy >= PARALLEL_UNITS:
                 return
-            if not pull.busy and pull.not_before <= self.desk.now:
+            if not pull.busy and pull.not_before <= self.effects.now:
                 busy += 1
                 self._part_of(pull, self._find_source)(pull)
 
@@ -240,7 +242,7 @@ class Mover:
 
     def _part_of(self, pull: _Pull, then: Callable[..., None]) -> Callable[..., None]:
         """`then`, as a part of this pull: an exception in it counts as a failed try of this pull only."""
-        return self.desk.isolated("a pull", then, lambda why: self._again(pull, why))
+        return self.effects.isolated("a pull", then, lambda why: self._again(pull, why))
 
     def _find_source(self, pull: _Pull) -> None:
         pull.busy = True
@@ -251,7 +253,7 @@ class Mover:
             if self._has_own(unit):
                 slots = source_slots(local, set(to_slots(unit.slots)))
                 return self._stage(pull, slots, "", self.node)
-            if self.node in unit.move.source_members and self.desk.now < pull.own_until:
+            if self.node in unit.move.source_members and self.effects.now < pull.own_until:
                 return self._later(pull)
         useless = {self.node, *self._dead}
         candidates = [n for n in moving.sources(unit.move, self.node, pull.attempt) if n not in useless]
@@ -260,12 +262,12 @@ class Mover:
         source = candidates[0]
         request = OpenSource(unit.operation, unit.move.source, unit.slots)
         found = self._part_of(pull, self._on_source)
-        return self.desk.call(source, request, lambda r: found(pull, source, r))
+        return self.effects.call(source, request, lambda r: found(pull, source, r))
 
     def _has_own(self, unit: Unit) -> bool:
         """Whether this node holds the slots as a previous holder itself."""
         local = self._replicas.get(unit.move.source)
-        return local is not None and local.state.sealed_ready(unit.operation)
+        return local is not None and local.state.is_source_ready(unit.operation)
 
     def _on_source(self, pull: _Pull, source: NodeId, reply: Reply) -> None:
         if isinstance(reply, SourceOpened):
@@ -289,7 +291,7 @@ class Mover:
         self._touched.add(unit.operation)
         job = StageFiles(unit.operation, unit.move.target, files)
         staged = self._part_of(pull, self._on_staged)
-        self.desk.job(job, lambda r: staged(pull, slots, r))
+        self.effects.job(job, lambda r: staged(pull, slots, r))
 
     def _on_staged(self, pull: _Pull, slots: tuple[PulledSlot, ...], result: JobResult) -> None:
         if self._pulls.get(pull.unit.key) is not pull:
@@ -297,7 +299,7 @@ class Mover:
             return
         if not isinstance(result, FilesStaged):
             return self._again(pull, getattr(result, "what", "failed"))
-        have_checked(self.desk, self._replicas, pull.unit.move.source, result.suspects)
+        request_hashes(self.effects, self._replicas, pull.unit.move.source, result.suspects)
         pull.received += result.bytes_received
         pull.refetched += result.refetched
         if result.failed:
@@ -316,10 +318,10 @@ class Mover:
         del self._pulls[unit.key]
         self._staged[unit.key] = slots
         for order in pull.orders:
-            self.desk.guarded(order.token, "a pull", self._credit)(order, unit, copy)
+            self.effects.guarded(order.token, "a pull", self._credit)(order, unit, copy)
         if self.node in unit.move.target_members:
-            self._recorded[unit.key] = (copy, self.desk.now)
-            self._report(meta.Copied(self.desk.wall, unit.operation, copy))
+            self._recorded[unit.key] = (copy, self.effects.now)
+            self._report(meta.Copied(self.effects.wall, unit.operation, copy))
         return self._start()
 
     def _credit(self, order: _Order, unit: Unit, copy: CopyRecord) -> None:
@@ -333,19 +335,19 @@ class Mover:
     def _again(self, pull: _Pull, why: str) -> None:
         """Retry the pull after a moment, unless its operation ends before that."""
         pull.attempt += 1
-        self.desk.note("pull_again", unit=str(pull.unit.key), attempt=pull.attempt, why=why)
+        self.effects.note("pull_again", unit=str(pull.unit.key), attempt=pull.attempt, why=why)
         self._later(pull)
 
     def _later(self, pull: _Pull) -> None:
         pull.busy = False
-        pull.not_before = self.desk.now + RETRY_MS
-        self.desk.later(RETRY_MS, self._start)
+        pull.not_before = self.effects.now + RETRY_MS
+        self.effects.later(RETRY_MS, self._start)
 
     def _record_again(self, unit: Unit) -> None:
         recorded = self._recorded.get(unit.key)
-        if recorded is not None and self.desk.now - recorded[1] > RECORD_AGAIN_MS:
-            self._recorded[unit.key] = (recorded[0], self.desk.now)
-            self._report(meta.Copied(self.desk.wall, unit.operation, recorded[0]))
+        if recorded is not None and self.effects.now - recorded[1] > RECORD_AGAIN_MS:
+            self._recorded[unit.key] = (recorded[0], self.effects.now)
+            self._report(meta.Copied(self.effects.wall, unit.operation, recorded[0]))
 
     # --- adopting ----------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ RETIRED_MS = 10_000
 """A retired node dials its peers, and is refused, more often than this."""
 
 
-class OwnStanding:
+class OwnMembership:
     def __init__(self, context: Context, cluster: Cluster) -> None:
         self._node = context.node
         self._incarnation = context.incarnation
-        self._desk = context.desk
+        self._effects = context.effects
         self._cluster = cluster
-        self._retired_until, self._retired_why = context.desk.now, ""
+        self._retired_until, self._retired_why = context.effects.now, ""
         self.older_copy = ""
         """Why a peer takes this node's directory for an older copy, "" if none does."""
 
@@ -24,14 +24,14 @@ class OwnStanding:
         Several nodes that were fenced together may still be a majority among themselves, and the writes they
         accepted would be lost, so they serve nobody. This lapses, because a removal may be cancelled.
         """
-        self._retired_until, self._retired_why = self._desk.now + RETIRED_MS, why
+        self._retired_until, self._retired_why = self._effects.now + RETIRED_MS, why
 
     @property
-    def outcast(self) -> str:
+    def fenced_reason(self) -> str:
         """Why this node is fenced and serves nobody for now; "" if it is not.
 
         The node may read in its own log that it was retired before a peer says so.
         """
         if self._incarnation in self._cluster.retired:
             return retired_sentence(self._incarnation, self._node)
-        return self._retired_why if self._desk.now < self._retired_until else ""
+        return self._retired_why if self._effects.now < self._retired_until else ""

@@ -1,6 +1,6 @@
 """Print the history of one group, slot or operation of a seed, on every machine, change by change.
 
-`python -m nodeagent.testing.story RUN [SEED] (group|slot|operation) NAME [LINES]`: RUN is `swarm`,
+`python -m nodeagent.testing.history RUN [SEED] (group|slot|operation) NAME [LINES]`: RUN is `swarm`,
 `cluster_swarm` or `scenario`, or a script file, which names its seed. The seed is run again with an observer
 that is called after every turn of every machine; a run without it pays nothing.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.host.desk import Effects
+from nodeagent.host.effect_queue import Effects
 from nodeagent.model.errors import InvalidInput
 from nodeagent.model.operation import Operation
 from nodeagent.testing.cluster_script import ClusterScript
@@ -68,7 +68,7 @@ class Story:
         yield (
             where,
             ", ".join(words),
-            f" (log {log.base.index}..{log.last_index}, {raft.commit} committed, {replica.seen} applied)",
+            f" (log {log.base.index}..{log.last_index}, {raft.commit} committed, {replica.applied_index} applied)",
         )
 
     def _slot(self, machine: Machine) -> Iterator[tuple[str, str, str]]:

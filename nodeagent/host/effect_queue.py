@@ -50,7 +50,7 @@ class Effects:
     """Their bytes."""
 
 
-class Desk:
+class EffectQueue:
     """Numbers jobs and calls, remembers what to run with their results, and runs timers.
 
     The host sets these before it passes on an event: `now`, monotonic, and `wall`, the wall clock for

@@ -14,12 +14,12 @@ from nodeagent.model.limits import NAME_BYTES_MAX, SLOTS_MAX, TEXT_CHARS_MAX
 from nodeagent.model.operation import CopyRecord, Operation, SealResult
 
 
-def unfit(state: MetaState, e: c.Command) -> str:
+def why_invalid(state: MetaState, e: c.Command) -> str:
     """Why the report `e` of a member is not logged, "" if it is.
 
     A report for an unknown or ended operation is logged, because it has no effect.
     """
-    if isinstance(e, c.LedAgain):
+    if isinstance(e, c.RecoveryCompleted):
         return "" if e.group in state.image.groups else f"no group {e.group!r}"
     op = state.operations.find(getattr(e, "operation", ""))
     if op is None or op.ended:

@@ -3,7 +3,7 @@
 No other node can send it what it forgets, and an event costs a fraction of what it costs in a cluster. Bursts
 of faults follow one another while clients write and read; after each burst the node must start on its own.
 
-`python -m nodeagent.testing.alone FIRST [COUNT]` prints one line per seed.
+`python -m nodeagent.testing.single_node FIRST [COUNT]` prints one line per seed.
 """
 
 import random
@@ -51,7 +51,7 @@ class Alone(ClusterSwarm):
 def ran(seed: int) -> tuple[Alone, Report]:
     """Run a seed; returns its world and its report."""
     alone = Alone(seed)
-    return alone, reported(alone, f"nodeagent.testing.alone {seed}")
+    return alone, reported(alone, f"nodeagent.testing.single_node {seed}")
 
 
 def run(seed: int) -> Report:

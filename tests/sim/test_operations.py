@@ -2,9 +2,9 @@
 
 import pytest
 
-from nodeagent.host.leadership import PREFER_HEADER_MS
+from nodeagent.host.leadership import PREFER_OWNER_MS
 from nodeagent.model import requests as q
-from nodeagent.model.ids import META, header_of
+from nodeagent.model.ids import META, owner_of
 from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import Accepted, OperationReply
 from nodeagent.testing.scenario import Scenario
@@ -49,7 +49,7 @@ def test_a_drained_node_leads_nothing_until_it_is_undrained(seed: int) -> None:
     """Meta group included; also after it and everybody else was started again; then its own group returns."""
     scenario = formed(seed)
     node = leaders(scenario)[META]
-    own = {g for g in leaders(scenario) if g != META and header_of(g) == node}
+    own = {g for g in leaders(scenario) if g != META and owner_of(g) == node}
     assert own <= led_by(scenario, node), "headers lead while all is quiet"
     scenario.request(q.Drain(node, True, "sim"), Accepted)
     scenario.until(lambda: not led_by(scenario, node), "it leads nothing", 3_000)
@@ -94,7 +94,7 @@ def test_a_stopping_node_asks_the_next_successor_too(seed: int) -> None:
     scenario, header, group, stalled = with_a_stalled_successor(seed)
     node = scenario.sim.nodes[header]
     began = scenario.sim.now
-    while node.host.hand_over(scenario.sim.now):
+    while node.host.transfer_leadership(scenario.sim.now):
         node.wake()
         scenario.sim.pause(HAND_OVER_POLL_MS)
         assert scenario.sim.now - began < 1_500
@@ -111,7 +111,7 @@ def test_a_node_does_not_stop_while_its_only_successor_takes_over() -> None:
         scenario.request(q.Drain(third, True, "sim"), Accepted)
     scenario.until(lambda: host.replicas.data[group].raft.can_change(), "its log is committed")
     host.leadership.transfer(host.replicas.data[group], other)
-    assert host.hand_over(scenario.sim.now)
+    assert host.transfer_leadership(scenario.sim.now)
 
 
 def test_a_leadership_transfer_survives_a_lost_first_message() -> None:
@@ -169,10 +169,10 @@ def test_a_silent_node_is_not_asked_to_take_over() -> None:
     host = scenario.sim.nodes[header].host
     replica = host.replicas.data[group]
     gone = min(v for v in replica.raft.log.config.voters if v != header)
-    assert host.leadership.is_at_hand(replica, gone)
+    assert host.leadership.may_take_over(replica, gone)
     scenario.sim.nodes[gone].stop(power=False)
-    scenario.sim.pause(PREFER_HEADER_MS)
-    assert replica.raft.caught_up(gone) and not host.leadership.is_at_hand(replica, gone)
+    scenario.sim.pause(PREFER_OWNER_MS)
+    assert replica.raft.caught_up(gone) and not host.leadership.may_take_over(replica, gone)
 
 
 def test_requests_to_a_transferring_leader_are_redirected_to_the_next_leader() -> None:
@@ -210,7 +210,7 @@ def test_a_planned_stop_causes_no_election_timeout(seed: int) -> None:
     assert len(led) > 1
     host = scenario.sim.nodes[node].host
     began = scenario.sim.now
-    while host.hand_over(scenario.sim.now):
+    while host.transfer_leadership(scenario.sim.now):
         scenario.sim.nodes[node].wake()
         scenario.sim.pause(HAND_OVER_POLL_MS)
         assert scenario.sim.now - began < 1_000
@@ -238,7 +238,7 @@ def test_two_nodes_that_stop_together_do_not_transfer_endlessly() -> None:
     began = scenario.sim.now
     busy = True
     while busy:
-        busy = any([n.host.hand_over(scenario.sim.now) for n in stopping])
+        busy = any([n.host.transfer_leadership(scenario.sim.now) for n in stopping])
         for node in stopping:
             node.wake()
         scenario.sim.pause(HAND_OVER_POLL_MS)
@@ -296,12 +296,12 @@ def test_a_paused_add_copies_nothing_and_continues_when_resumed() -> None:
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
     name = scenario.change("add-node", newcomer)
-    scenario.request(q.Steer(name, "pause", "sim"), OperationReply)
+    scenario.request(q.ControlOperation(name, "pause", "sim"), OperationReply)
     scenario.until(lambda: scenario.stage(name) == "MOVING", "slots are open again")
     scenario.sim.pause(10_000)
     found = operation(scenario, name)
     assert (found.stage.value, found.state(), found.copies) == ("MOVING", "paused", [])
-    scenario.request(q.Steer(name, "resume", "sim"), OperationReply)
+    scenario.request(q.ControlOperation(name, "resume", "sim"), OperationReply)
     scenario.finish(name)
     scenario.quiet()
     scenario.read_everything()

@@ -8,14 +8,14 @@ import pytest
 
 from nodeagent.model.files import Order
 from nodeagent.model.jobs import CompactUnit, MemBatch
-from nodeagent.storage import parcels
+from nodeagent.storage import packets
 from nodeagent.storage.handler import CloseRequest, CompactRequest, Request, ScanRequest
 
 from .units import rows, spec, unit
 
 
 def packed(request: Request) -> list[bytes]:
-    length, pieces = parcels.encode(request)
+    length, pieces = packets.encode(request)
     made = list(pieces)
     assert sum(map(len, made)) == length
     return made
@@ -44,7 +44,7 @@ def told_of(batches: Sequence[MemBatch]) -> list[tuple[Order, bytes]]:
     ],
 )
 def test_what_goes_in_comes_out(request_: Request) -> None:
-    assert told(parcels.decode(b"".join(packed(request_)))) == told(request_)
+    assert told(packets.decode(b"".join(packed(request_)))) == told(request_)
 
 
 def test_rows_are_not_encoded_in_one_call() -> None:
@@ -53,19 +53,19 @@ def test_rows_are_not_encoded_in_one_call() -> None:
     request = CloseRequest((unit("big", *batches),))
     pieces = packed(request)
     largest = max(len(b.ipc) for b in request.units[0].batches)
-    assert len(pieces) > 5 and max(map(len, pieces)) <= max(parcels.PIECE_BYTES, largest)
-    assert all(len(a) + len(b) > parcels.PIECE_BYTES for a, b in itertools.pairwise(pieces[:-1]))
-    assert told(parcels.decode(b"".join(pieces))) == told(request)
+    assert len(pieces) > 5 and max(map(len, pieces)) <= max(packets.PIECE_BYTES, largest)
+    assert all(len(a) + len(b) > packets.PIECE_BYTES for a, b in itertools.pairwise(pieces[:-1]))
+    assert told(packets.decode(b"".join(pieces))) == told(request)
 
 
 def test_a_compaction_has_no_rows_with_it() -> None:
     one = unit("c")
     request = CompactRequest(CompactUnit(one.spec, (3,), ()), ("x/y",))
-    assert parcels.decode(b"".join(packed(request))) == request
+    assert packets.decode(b"".join(packed(request))) == request
 
 
 def test_rows_that_are_missing_or_too_many_are_no_request() -> None:
     body = b"".join(packed(CloseRequest((unit("a", (1, rows(10))),))))
     for bad in (body[:-1], body + b"x"):
         with pytest.raises(AssertionError):
-            parcels.decode(bad)
+            packets.decode(bad)

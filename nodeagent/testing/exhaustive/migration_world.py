@@ -13,7 +13,7 @@ import msgspec
 
 from nodeagent.data import commands as data
 from nodeagent.data.checkpoint import encode_checkpoint
-from nodeagent.data.handover import part_of
+from nodeagent.data.slot_migration import part_of
 from nodeagent.data.slots import expand
 from nodeagent.data.state import DataState
 from nodeagent.meta import changes
@@ -68,7 +68,7 @@ def _undone(change: GroupChange) -> GroupChange:
     return GroupChange(change.group, change.leaves, change.joins, change.after, change.before)
 
 
-class HandoverWorld(MigrationState):
+class MigrationWorld(MigrationState):
     """A state of the migration. An event is a verb, the node or group that it concerns, and more words."""
 
     # --- what may happen ---------------------------------------------------------------------------
@@ -123,12 +123,12 @@ class HandoverWorld(MigrationState):
 
     def _sources(self, view: int) -> list[NodeId]:
         op = self.op(view)
-        return sorted({n for m in op.moves for n in m.source_members}) if op.stage is Stage.MOVING else []
+        return sorted({n for m in op.moves for n in m.source_members}) if op.stage is Stage.COPYING else []
 
     # --- what happens ------------------------------------------------------------------------------
 
-    def after(self, event: str) -> "HandoverWorld":
-        world = HandoverWorld.__new__(HandoverWorld)
+    def after(self, event: str) -> "MigrationWorld":
+        world = MigrationWorld.__new__(MigrationWorld)
         world.owners, world.nodes, world.left = self.owners, self.nodes, self.left
         world.views, world.logs, world.replicas = self.views, dict(self.logs), dict(self.replicas)
         world.configs, world.made = dict(self.configs), self.made
@@ -148,12 +148,12 @@ class HandoverWorld(MigrationState):
 
     def _tell(self, at: str) -> None:
         command = meta.decode(sorted(self.evidence)[int(at)])
-        assert isinstance(command, meta.Evidence)
+        assert isinstance(command, meta.ProgressReport)
         self._record(command)
 
     def _cancel(self) -> None:
         self._spend("cancels")
-        self._record(meta.SteerOperation(0, self.op().id, "cancel", "somebody"))
+        self._record(meta.ControlOperation(0, self.op().id, "cancel", "somebody"))
 
     def _change(self) -> None:
         self._spend("changes")
@@ -164,7 +164,7 @@ class HandoverWorld(MigrationState):
         number = 1 + len({self.op(view).id for view in range(len(self.views))})
         self.views = (*self.views, begun_operation(number, moves, members))
 
-    def _record(self, command: meta.Evidence) -> None:
+    def _record(self, command: meta.ProgressReport) -> None:
         op = self.op()
         if op.ended or command.operation != op.id or changes.record(op, command) is not None:
             return
@@ -194,7 +194,7 @@ class HandoverWorld(MigrationState):
         if op.ended:
             return
         config = self.configs[group]
-        look = groups.Look(
+        look = groups.GroupView(
             group,
             node,
             self.at(group, node),
@@ -204,7 +204,7 @@ class HandoverWorld(MigrationState):
             lambda _: False,
             0,
         )
-        for action in groups.due(op, look):
+        for action in groups.next_actions(op, look):
             match action:
                 case groups.Log(command):
                     self._log(group, command)
@@ -228,7 +228,7 @@ class HandoverWorld(MigrationState):
             assert self._is_head(group, node), f"S12: {node} becomes a voter of {group} before it caught up"
         for node in before - voters:
             is_source = any(m.source == group and node in m.source_members for m in op.moves)
-            serves = not is_source or self.at(group, node).sealed_ready(op.id)
+            serves = not is_source or self.at(group, node).is_source_ready(op.id)
             assert serves, f"S9: {node} leaves {group} and cannot serve its files for {op.id}"
 
     def _take_parts(
@@ -243,7 +243,7 @@ class HandoverWorld(MigrationState):
             self._log(group, then)
 
     def _adopt(self, op: Operation, group: GroupId, node: NodeId) -> None:
-        """Log adoptions as `Mover.adopt_commands` does."""
+        """Log adoptions as `SlotCopier.adopt_commands` does."""
         units = [u for u in moving.units(op) if u.move.target == group]
         assert not self._differ(op, group), f"S10: {group} adopts copies that differ"
         staged = [self.copies.get((op.id, group, node, u.slots)) for u in units]
@@ -258,7 +258,7 @@ class HandoverWorld(MigrationState):
         """Let a newcomer create an empty replica and report it."""
         op = self._look(view)
         self.made |= {(op.id, group, node)}
-        reports = groups.joins_due(op, node, {group}, 0)
+        reports = groups.joins_to_report(op, node, {group}, 0)
         self.evidence |= {meta.encode(r.command) for r in reports}
 
     def _send(self, group: GroupId, leader: NodeId, node: NodeId) -> None:
@@ -270,7 +270,7 @@ class HandoverWorld(MigrationState):
             o for o, op in sources.items() for m in op.moves if m.source == group and node in m.source_members
         }
         sealed = state.slots.sealed
-        if state.adoptions.waiting or any(s.hollow and o in is_source for o, s in sealed.items()):
+        if state.adoptions.waiting or any(s.metadata_only and o in is_source for o, s in sealed.items()):
             return
         point = state.checkpoint({o for o in sealed if o not in is_source})
         op = self.op()
@@ -290,11 +290,11 @@ class HandoverWorld(MigrationState):
     def _ready(self, node: NodeId, view: str) -> None:
         """Let the node report that it is ready as a source."""
         states = {group: self.at(group, member) for group, member in self.replicas if member == node}
-        reports = groups.sources_due(self._look(view), node, states, 0)
+        reports = groups.sources_to_report(self._look(view), node, states, 0)
         self.evidence |= {meta.encode(r.command) for r in reports}
 
     def _copy(self, node: NodeId, source: NodeId, view: str) -> None:
-        """Let the node pull the files it lacks from a source, or use its own, as `Mover` does."""
+        """Let the node pull the files it lacks from a source, or use its own, as `SlotCopier` does."""
         op = self._look(view)
         for unit, pulled in self._lacking(op, node, source):
             self._stage(op, node, unit, pulled)
@@ -311,12 +311,12 @@ class HandoverWorld(MigrationState):
     def _lacking(self, op: Operation, node: NodeId, source: NodeId) -> list[tuple[moving.Unit, Pulled]]:
         """Units that the node has no copies of, with the files that the source offers."""
         found = []
-        for unit in moving.due(op, moving.units(op), node, LIFE):
+        for unit in moving.units_to_copy(op, moving.units(op), node, LIFE):
             move = unit.move
             if (move.source, source) not in self.replicas or source not in move.source_members:
                 continue
             state = self.at(move.source, source)
-            if state.sealed_ready(op.id) and (op.id, move.target, node, unit.slots) not in self.copies:
+            if state.is_source_ready(op.id) and (op.id, move.target, node, unit.slots) not in self.copies:
                 found.append((unit, tuple(_pulled(state, slot) for slot in sorted(expand(unit.slots)))))
         return found
 

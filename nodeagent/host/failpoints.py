@@ -3,10 +3,10 @@
 from collections.abc import Collection
 
 from nodeagent.model.requests import ErrorReply
-from nodeagent.scaling import holds
+from nodeagent.scaling import failpoints
 
 
-class HoldPoints:
+class Failpoints:
     def __init__(self) -> None:
         self.points: frozenset[str] = frozenset()
         self.may_set = False
@@ -18,8 +18,8 @@ class HoldPoints:
             return ErrorReply(
                 "refused", "failpoints are for tests", "start the agent with `nodeagent run --test-holds`"
             )
-        unknown = sorted(set(points) - set(holds.POINTS))
+        unknown = sorted(set(points) - set(failpoints.POINTS))
         if unknown:
-            return ErrorReply("invalid_input", f"no failpoint {unknown[0]}", ", ".join(holds.POINTS))
+            return ErrorReply("invalid_input", f"no failpoint {unknown[0]}", ", ".join(failpoints.POINTS))
         self.points = frozenset(points)
         return None
