@@ -37,9 +37,12 @@ Directory = Annotated[Path, typer.Argument(help="The node's directory (contains 
 @app.command("run")
 def run_command(
     directory: Directory,
-    test_holds: Annotated[
+    failpoints: Annotated[
         str | None,
-        typer.Option(help="For tests: failpoints at which operations stop; comma-separated, may be empty."),
+        typer.Option(
+            "--test-failpoints",
+            help="For tests: failpoints at which operations stop; comma-separated, may be empty.",
+        ),
     ] = None,
 ) -> None:
     """Run the node of DIRECTORY until SIGTERM or SIGINT. SIGHUP loads a renewed certificate."""
@@ -47,9 +50,9 @@ def run_command(
     from nodeagent.storage.pandas_free import forbid_pandas
 
     forbid_pandas()
-    holds = None if test_holds is None else [p for p in test_holds.split(",") if p]
+    points = None if failpoints is None else [p for p in failpoints.split(",") if p]
     with _errors():
-        sys.exit(run(directory, holds))
+        sys.exit(run(directory, points))
 
 
 # Over the limit of 8 parameters because typer makes each option of a command a parameter.

@@ -44,12 +44,14 @@ class LostGroup(msgspec.Struct, frozen=True):
     `head` is ""."""
 
     group: str
-    header: str
+    owner: str
     members: list[str]
     lost: list[str]
     survivors: list[Survivor]
     head: str
     slots: list[tuple[int, int]]
+    header: str = ""
+    """The former name of `owner`, printed until 0.3.0."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -160,12 +162,13 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
     ]
     return LostGroup(
         group=record.group,
+        owner=record.owner,
         header=record.owner,
         members=list(record.members),
         lost=[m for m in record.members if m not in left],
         survivors=survivors,
         head=head,
-        slots=[(a, b) for a, b, header in view.owners if header == record.owner and not record.dissolving],
+        slots=[(a, b) for a, b, owner in view.owners if owner == record.owner and not record.dissolving],
     )
 
 

@@ -65,11 +65,12 @@ def format_of(arguments: Sequence[str]) -> str:
     return "table"
 
 
-def one_of(*allowed: str) -> Callable[[str], str]:
-    """A parser that takes only `allowed`; it also checks playbooks (`catalogue`)."""
+def one_of(*allowed: str, former: tuple[str, ...] = ()) -> Callable[[str], str]:
+    """A parser that takes only `allowed`, and `former` names without mentioning them. It checks playbooks too
+    (`catalogue`)."""
 
     def parse(text: str) -> str:
-        if text not in allowed:
+        if text not in allowed and text not in former:
             raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}")
         return text
 

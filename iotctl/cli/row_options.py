@@ -80,9 +80,9 @@ Read = Annotated[
     str,
     typer.Option(
         "--read",
-        metavar="strong|mid|weak",
-        parser=one_of("strong", "mid", "weak"),
-        help="Read level: strong sees every acknowledged write, mid (bounded) and weak may be older.",
+        metavar="strong|bounded|weak",
+        parser=one_of("strong", "bounded", "weak", former=("mid",)),
+        help="Read level: strong sees every acknowledged write, bounded and weak may be older.",
     ),
 ]
 

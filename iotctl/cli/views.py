@@ -111,7 +111,7 @@ def ring_tables(r: RingView) -> list[Table | str]:
         *("node", *(("zone",) if zoned else ()), "group", "slots", "share", "weight"),
         *("group id", "position"),
     )
-    warned = [f"group {c.header} stops without zone {c.zone} ({', '.join(c.nodes)})" for c in r.crowded]
+    warned = [f"group {c.owner} stops without zone {c.zone} ({', '.join(c.nodes)})" for c in r.crowded]
     return [
         Table(headers, rows, title=f"ring, table version {r.table_version}", wide=2),
         *(["\n".join(warned)] if warned else []),
@@ -120,7 +120,7 @@ def ring_tables(r: RingView) -> list[Table | str]:
 
 def slot_tables(s: SlotsView) -> list[Table | str]:
     rows = [
-        (f"{r.start}-{r.end - 1}", r.end - r.start, r.header, " ".join(r.members), r.moving_from or "-")
+        (f"{r.start}-{r.end - 1}", r.end - r.start, r.owner, " ".join(r.members), r.moving_from or "-")
         for r in s.ranges
     ]
     by_group: dict[str, list[float]] = {}
@@ -176,7 +176,7 @@ def operation_tables(operations: Sequence[OperationRow], *, stages: bool = False
                 s.name,
                 time_text(s.entered_ms),
                 span_text((s.left_ms - s.entered_ms) / 1000) if s.left_ms else "now",
-                "; ".join(s.evidence),
+                "; ".join(s.reports),
             )
             for s in o.stages
         ]

@@ -55,9 +55,9 @@ def operation_progress(progress: Progress) -> Callable[[Operation], None]:
 
     def update(operation: Operation) -> None:
         row = describe_operation(operation, now_ms=now_ms())
-        moving = row.stage in ("MOVING", "RELEASED", "DONE")
+        moving = row.stage in ("COPYING", "CLEANUP", "DONE")
         phase = f"{row.id} {operation.title} {row.stage}"
-        note = operation.last_error or ("" if row.stage == "MOVING" else blocked_on(operation))
+        note = operation.last_error or ("" if row.stage == "COPYING" else blocked_on(operation))
         if row.state in WAITS:
             note = f"paused: {row.next}" if row.state == "paused" else f"waits for {row.blocked_on}"
         progress.update(phase, row.slots_done if moving else 0, row.slots_total if moving else 0, note=note)

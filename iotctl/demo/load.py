@@ -76,15 +76,15 @@ class Load:
         value = 0.0
         try:
             while not self._stop.is_set():
-                for (storage_group, at), header in self._places.items():
+                for (storage_group, at), owner in self._places.items():
                     if self._stop.wait(self._pause_s):
                         return
                     value += 1.0
-                    self._write_one(cluster, storage_group, at, header, value)
+                    self._write_one(cluster, storage_group, at, owner, value)
         finally:
             cluster.close()
 
-    def _write_one(self, cluster: Cluster, storage_group: str, at: int, header: str, value: float) -> None:
+    def _write_one(self, cluster: Cluster, storage_group: str, at: int, owner: str, value: float) -> None:
         rows = pa.table({"time": [at], self._tag: [DEVICE], FIELD: [value]})
         began = time.monotonic()
         try:
@@ -99,7 +99,7 @@ class Load:
             return
         took = time.monotonic() - began
         self.seen.acked[storage_group, at] = value
-        self.seen.pauses[header] = max(self.seen.pauses.get(header, 0.0), took)
+        self.seen.pauses[owner] = max(self.seen.pauses.get(owner, 0.0), took)
 
     def _read(self) -> None:
         cluster = self._connect()

@@ -53,10 +53,12 @@ class SlotRange(msgspec.Struct, frozen=True):
 
     start: int
     end: int
-    header: str
+    owner: str
     group: str
     members: list[str]
     moving_from: str
+    header: str = ""
+    """The former name of `owner`, printed until 0.3.0."""
 
 
 class SlotLoad(msgspec.Struct, frozen=True):
@@ -99,8 +101,8 @@ def table_of(view: MetaView) -> PartitionTable:
     nodes = [RingNode(n, by_name[n].position, by_name[n].weight) for n in view.ring]
     ring = Ring(tuple(sorted(nodes, key=lambda n: n.position)))
     owners = np.zeros(view.settings.slots, np.uint16)
-    for start, end, header in view.owners:
-        owners[start:end] = ring.index(header)
+    for start, end, owner in view.owners:
+        owners[start:end] = ring.index(owner)
     owners.setflags(write=False)
     return PartitionTable(view.table_version, ring, owners)
 
@@ -144,8 +146,8 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
         raise RefusedProblem(f"there is no storage group {storage_group}", why=why, next="iotctl data schema")
     groups = {g.owner: g for g in view.groups if not g.dissolving}
     ranges = [
-        SlotRange(start, end, header, *_group_of(groups, header), _moving_from(view, start))
-        for start, end, header in _cut(view)
+        SlotRange(start, end, owner, *_group_of(groups, owner), _moving_from(view, start), header=owner)
+        for start, end, owner in _cut(view)
     ]
     loads: dict[tuple[int, str], list[int]] = {}
     unread = []
@@ -205,13 +207,13 @@ def slot_write_rates(
 
 def _owned(view: MetaView) -> dict[str, int]:
     owned: dict[str, int] = {}
-    for start, end, header in view.owners:
-        owned[header] = owned.get(header, 0) + end - start
+    for start, end, owner in view.owners:
+        owned[owner] = owned.get(owner, 0) + end - start
     return owned
 
 
-def _group_of(groups: dict[str, GroupRecord], header: str) -> tuple[str, list[str]]:
-    group = groups.get(header)
+def _group_of(groups: dict[str, GroupRecord], owner: str) -> tuple[str, list[str]]:
+    group = groups.get(owner)
     return (group.group, list(group.members)) if group else ("", [])
 
 
@@ -229,9 +231,9 @@ def _cut(view: MetaView) -> list[tuple[int, int, str]]:
     """The owners' ranges, split at the boundaries of the slots that migrate."""
     edges = sorted({e for start, end, _ in _open_moves(view) for e in (start, end)})
     out = []
-    for start, end, header in view.owners:
+    for start, end, owner in view.owners:
         points = [start, *(e for e in edges if start < e < end), end]
-        out += [(a, b, header) for a, b in zip(points, points[1:], strict=False)]
+        out += [(a, b, owner) for a, b in zip(points, points[1:], strict=False)]
     return out
 
 

@@ -42,7 +42,7 @@ class GroupRow(msgspec.Struct, frozen=True):
     """`lag` is how many entries the slowest member is behind the leader."""
 
     group: str
-    header: str
+    owner: str
     members: list[str]
     live: list[str]
     leader: str | None
@@ -57,6 +57,8 @@ class GroupRow(msgspec.Struct, frozen=True):
     lag: int
     state: str
     error: str
+    header: str = ""
+    """The former name of `owner`, printed until 0.3.0."""
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -24,6 +24,10 @@ class StageRow(msgspec.Struct, frozen=True):
     name: str
     entered_ms: int
     left_ms: int | None
+    reports: list[str]
+    former_name: str
+    """The name in 0.1.0, printed until 0.3.0, like `evidence` for `reports`."""
+
     evidence: list[str]
 
 
@@ -48,6 +52,8 @@ class OperationRow(msgspec.Struct, frozen=True):
     cancellable: bool
     next: str
     stages: list[StageRow]
+    former_stage: str
+    """The name of `stage` in 0.1.0, printed until 0.3.0."""
 
     @property
     def title(self) -> str:
@@ -76,7 +82,8 @@ def describe_operation(
         id=operation.id,
         kind=operation.kind,
         node=operation.node,
-        stage=operation.stage,
+        stage=operation.stage.name,
+        former_stage=operation.stage.value,
         state=operation.state(),
         blocked_on=blocked_on(operation),
         last_error=operation.last_error,
@@ -93,7 +100,12 @@ def describe_operation(
             # The two times may come from the clocks of two leaders, which can differ by more than the
             # stage took.
             StageRow(
-                s.name, s.entered_ms, max(s.left_ms, s.entered_ms) if s.left_ms else None, list(s.reports)
+                name=s.stage.name,
+                entered_ms=s.entered_ms,
+                left_ms=max(s.left_ms, s.entered_ms) if s.left_ms else None,
+                reports=list(s.reports),
+                former_name=s.name,
+                evidence=list(s.reports),
             )
             for s in operation.stages
         ],

@@ -107,8 +107,8 @@ def _group_rows(facts: Facts) -> list[GroupRow]:
         return []
     rows = []
     owned: dict[str, int] = {}
-    for start, end, header in facts.view.owners:
-        owned[header] = owned.get(header, 0) + end - start
+    for start, end, owner in facts.view.owners:
+        owned[owner] = owned.get(owner, 0) + end - start
     for record in facts.view.groups:
         replicas = replicas_of(facts, record.group)
         leader, leading = current_of(replicas)
@@ -119,6 +119,7 @@ def _group_rows(facts: Facts) -> list[GroupRow]:
         rows.append(
             GroupRow(
                 group=record.group,
+                owner=record.owner,
                 header=record.owner,
                 members=list(record.members),
                 live=[m for m in record.members if m in live],
@@ -142,8 +143,8 @@ def _group_rows(facts: Facts) -> list[GroupRow]:
 def _node_rows(facts: Facts, source: ClusterSource) -> list[NodeRow]:
     records = _records(facts, source)
     owned: dict[str, int] = {}
-    for start, end, header in facts.view.owners if facts.view else ():
-        owned[header] = owned.get(header, 0) + end - start
+    for start, end, owner in facts.view.owners if facts.view else ():
+        owned[owner] = owned.get(owner, 0) + end - start
     return [
         _node_row(record, facts, owned.get(record.node, 0) if facts.view else None)
         for record in records.values()

@@ -140,7 +140,7 @@ class _Migration:
         operation = self._wait("waiting for the slots to open", STAGE_TIMEOUT_S, _movable)
         if not operation.ended and not _movable(operation):
             raise Unavailable(
-                f"{self.id} is still in stage {operation.stage.value} after {STAGE_TIMEOUT_S:.0f} s",
+                f"{self.id} is still in stage {operation.stage.name} after {STAGE_TIMEOUT_S:.0f} s",
                 next_step=f"iotctl ops show {self.id}",
             )
         self.check_running()
@@ -199,7 +199,7 @@ class _Migration:
             operation = self.find()
             if until(operation) or operation.ended or time.monotonic() > deadline:
                 return operation
-            self.progress.update(phase, note=f"{operation.id} {operation.stage.value}")
+            self.progress.update(phase, note=f"{operation.id} {operation.stage.name}")
             time.sleep(POLL_S)
 
     def _pull(self, session: "SparkSession", concurrency: int | None, lease: HeldLease) -> None:

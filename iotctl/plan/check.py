@@ -59,17 +59,17 @@ def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Re
     affected: dict[NodeId, tuple[NodeId, ...]] = {}
     for change in changes:
         moving = [h for m in change.moves for h in (m.source, m.target)]
-        for header in moving + [g.group for g in change.members]:
-            if header in facts.table.ring:
-                affected[header] = facts.members_of(header)
-    for header, members in affected.items():
+        for owner in moving + [g.group for g in change.members]:
+            if owner in facts.table.ring:
+                affected[owner] = facts.members_of(owner)
+    for owner, members in affected.items():
         live = [n for n in members if facts.node(n).live]
         if len(live) <= len(members) // 2:
             down = [n for n in members if n not in live]
             names = ", ".join(down)
-            reason = f"group {header} has {len(live)} of {len(members)} members live (down: {names})"
+            reason = f"group {owner} has {len(live)} of {len(members)} members live (down: {names})"
             recover = f"if permanently lost: iotctl cluster recover {' '.join(down)}"
-            yield Refusal("no_quorum", header, reason, f"{facts.start or f'start {names}'}; {recover}")
+            yield Refusal("no_quorum", owner, reason, f"{facts.start or f'start {names}'}; {recover}")
 
 
 def check_newcomers(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Iterator[Refusal]:

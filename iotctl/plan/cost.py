@@ -127,6 +127,7 @@ def hot_slots(facts: ClusterFacts, sizes: ByteArray) -> tuple[HotSlot, ...]:
     return tuple(
         HotSlot(
             slot=s,
+            owner=facts.table.route(s),
             header=facts.table.route(s),
             bytes=int(sizes[s]),
             times_mean=round(float(sizes[s]) / mean, 1),

@@ -41,9 +41,9 @@ class ClusterFacts:
     start: str = ""
     """The command that starts the nodes that are down."""
 
-    def members_of(self, header: NodeId) -> tuple[NodeId, ...]:
-        """The present members of the group of `header`."""
-        return self.members.get(header) or self.table.ring.members(header, self.replicas)
+    def members_of(self, owner: NodeId) -> tuple[NodeId, ...]:
+        """The present members of the group of `owner`."""
+        return self.members.get(owner) or self.table.ring.members(owner, self.replicas)
 
     def node(self, name: NodeId) -> NodeFacts:
         return self.nodes.get(name, NodeFacts())

@@ -31,9 +31,11 @@ Weights = Mapping[NodeId, float]
 class ZoneOverlap(msgspec.Struct, frozen=True):
     """A zone overlap: a group that stops if `zone` fails, because too many of its members are in it."""
 
-    header: NodeId
+    owner: NodeId
     zone: str
     nodes: tuple[NodeId, ...]
+    header: str = ""
+    """The former name of `owner`, printed until 0.3.0."""
 
 
 def members_allowed(zones: Zones, nodes: Collection[NodeId], replicas: int) -> int:
@@ -47,19 +49,19 @@ def crowds(ring: Ring, zones: Zones, replicas: int, allowed: int | None = None) 
     """The groups with more than `allowed` members in one zone (None: `members_allowed`)."""
     most = members_allowed(zones, ring.names, replicas) if allowed is None else allowed
     groups = ((h, ring.members(h, replicas)) for h in ring.names) if zones else ()
-    return [c for header, members in groups for c in crowded(header, members, zones, most)]
+    return [c for owner, members in groups for c in crowded(owner, members, zones, most)]
 
 
-def stops_with_a_zone(header: NodeId, members: Sequence[NodeId], zones: Zones) -> list[ZoneOverlap]:
+def stops_with_a_zone(owner: NodeId, members: Sequence[NodeId], zones: Zones) -> list[ZoneOverlap]:
     """The zones whose failure costs this group its quorum."""
-    return crowded(header, members, zones, (len(members) - 1) // 2)
+    return crowded(owner, members, zones, (len(members) - 1) // 2)
 
 
-def crowded(header: NodeId, members: Sequence[NodeId], zones: Zones, allowed: int) -> list[ZoneOverlap]:
+def crowded(owner: NodeId, members: Sequence[NodeId], zones: Zones, allowed: int) -> list[ZoneOverlap]:
     """The zones that hold more than `allowed` members of one group."""
     counts = Counter(zones[n] for n in members if zones.get(n))
     return [
-        ZoneOverlap(header, zone, tuple(n for n in members if zones.get(n) == zone))
+        ZoneOverlap(owner, zone, tuple(n for n in members if zones.get(n) == zone), header=owner)
         for zone, count in counts.items()
         if count > allowed
     ]
@@ -149,9 +151,9 @@ def layout_violations(
         before = f" ({len(now)} today)" if comparable else ""
         yield (
             "zones",
-            first.header,
+            first.owner,
             f"{len(after)} of {len(ring)} groups would have too many members in one zone{before}:"
-            f" {they} of group {first.header} are in zone {first.zone}",
+            f" {they} of group {first.owner} are in zone {first.zone}",
         )
     node, times = overload(ring, replicas)
     if times > max(OVERLOAD, overload(today, replicas)[1] if today else 0.0):

@@ -282,13 +282,13 @@ def _group_changes(
     final, replicas = changes[-1].new, changes[-1].replicas
     out: list[GroupChange] = []
     gone = [n for n in table.ring.names if n not in final.ring]
-    for header in (*final.ring.names, *gone):
-        before = table.ring.members(header, replicas) if header in table.ring else ()
-        after = final.ring.members(header, replicas) if header in final.ring else ()
-        if before != after or catch_up.get(header):
+    for owner in (*final.ring.names, *gone):
+        before = table.ring.members(owner, replicas) if owner in table.ring else ()
+        after = final.ring.members(owner, replicas) if owner in final.ring else ()
+        if before != after or catch_up.get(owner):
             joins = tuple(n for n in after if n not in before)
             leaves = tuple(n for n in before if n not in after)
-            out.append(GroupChange(header, joins, leaves, catch_up.get(header, 0)))
+            out.append(GroupChange(owner, joins, leaves, catch_up.get(owner, 0)))
     return tuple(out)
 
 

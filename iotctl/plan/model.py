@@ -102,14 +102,19 @@ class Summary(msgspec.Struct, frozen=True):
     max_over_mean_after: float | None = None
 
 
-class HotSlot(msgspec.Struct, frozen=True):
+class HotSlot(msgspec.Struct, frozen=True, kw_only=True):
     """A slot with more than a fifth of its group's bytes or writes; a slot cannot be split.
 
     `times_mean`: bytes over the mean of the non-empty slots; shares are of its group, in [0, 1].
     """
 
     slot: int
-    header: str
+    owner: str = ""
+    """Empty in a plan of 0.1.0, which has `header`."""
+
+    header: str = ""
+    """The former name of `owner`, written until 0.3.0."""
+
     bytes: int
     times_mean: float
     bytes_share: float = 0.0

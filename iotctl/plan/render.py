@@ -137,7 +137,7 @@ def group_loads(plan: Plan) -> Rows:
 def hot_slots(plan: Plan) -> Rows:
     """The hottest `HOT_ROWS` slots; the document lists all."""
     rows = tuple(
-        (h.slot, h.header, h.bytes, h.bytes_share, h.write_bytes_per_s, h.write_share)
+        (h.slot, h.owner or h.header, h.bytes, h.bytes_share, h.write_bytes_per_s, h.write_share)
         for h in plan.hot_slots[:HOT_ROWS]
     )
     columns = ("slot", "group", "bytes", "of_group", "bytes_per_s", "of_group_written")

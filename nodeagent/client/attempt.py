@@ -136,9 +136,9 @@ class Attempt:
                 self._sessions.prepare(coming)
             return
         await self._refresh()
-        header = error.details.get("header")
-        if self._routed() == asked and isinstance(header, str) and self._views.routes is not None:
-            named = self._views.routes.of_owner(header)
+        owner = error.details.get("header")
+        if self._routed() == asked and isinstance(owner, str) and self._views.routes is not None:
+            named = self._views.routes.of_owner(owner)
             self._hint = named if named is not None and named.group != asked else None
         self._hops += 1
         elsewhere = self._hint is not None or self._routed() != asked

@@ -11,8 +11,8 @@ class Deadline:
     """When a call ends without an answer.
 
     `extend` restarts the deadline after progress. `extend_while_busy` restarts it too, but never beyond
-    `BUSY_TIMEOUTS_MAX` timeouts after the last progress. Both count as `extend_while_busy` for the enclosing deadline
-    `within`; until its first progress, a deadline has only the patience that the enclosing deadline has left.
+    `BUSY_TIMEOUTS_MAX` timeouts after the last progress. Both count as `extend_while_busy` for the enclosing
+    deadline `within`; until its first progress, a deadline has only the time that the enclosing one has left.
     """
 
     def __init__(self, timeout_s: float, within: "Deadline | None" = None) -> None:

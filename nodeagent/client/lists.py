@@ -13,7 +13,7 @@ from nodeagent.client.calls import Calls
 from nodeagent.client.cover import Cover
 from nodeagent.client.deadline import Deadline
 from nodeagent.client.pages import Pages
-from nodeagent.client.query import Query
+from nodeagent.client.query import Query, sent_level
 from nodeagent.client.routes import Leg, in_transition, mask_of, mask_of_ranges
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import Unavailable
@@ -58,6 +58,7 @@ class Lists:
         """The partitions that the groups list, and the slots whose list is incomplete: a previous holder
         still has their older rows, or they are in transition between two groups (a node of an earlier version
         then lists only the open partitions, without a hint that others exist)."""
+        level = sent_level(read)
         before = (await self._calls.views.current()).view
         size = before.settings.slots
         elsewhere = mask_of_ranges(in_transition(before), size)
@@ -65,7 +66,7 @@ class Lists:
 
         async def ask(leg: Leg, deadline: Deadline) -> tuple[int, list[PartitionsListed]]:
             pages = await self._list(
-                ListPartitions(leg.group.group, storage_group, table, read, paged=True, slots=leg.slots),
+                ListPartitions(leg.group.group, storage_group, table, level, paged=True, slots=leg.slots),
                 deadline,
             )
             if len({page.table_version for page in pages}) > 1:
@@ -139,7 +140,7 @@ class Lists:
             if not reread[info.slot]:
                 count.add(info.rows, info.time_min, info.time_max)
         if reread.any():
-            query = Query(schema.storage_group, ScanSpec(schema, fields=()), read)
+            query = Query(schema.storage_group, ScanSpec(schema, fields=()), sent_level(read))
             async for part in self._pages.read(query, reread):
                 span = pc.min_max(part.column(TIME)).as_py()
                 count.add(part.num_rows, span["min"], span["max"])

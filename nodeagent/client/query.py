@@ -10,7 +10,9 @@ import numpy as np
 
 from nodeagent.client.routes import mask_of
 from nodeagent.model.config import ClusterSettings
+from nodeagent.model.errors import InvalidInput
 from nodeagent.model.files import ScanSpec
+from nodeagent.model.requests.rows import BOUNDED, STRONG, WEAK
 from nodeagent.partition.hash import shard_of, slot_of, time_partition
 
 if TYPE_CHECKING:
@@ -22,6 +24,16 @@ SLOTS_LISTED_MAX = 4096
 OnAge = Callable[[int], None]
 """Called with the age (ms) of each answer to a bounded or weak read, -1 if no leader confirmed it
 (`RowsScanned`). The read contains every row acknowledged longer ago than the highest age."""
+
+LEVELS = {"strong": STRONG, "bounded": BOUNDED, BOUNDED: BOUNDED, "weak": WEAK}
+"""Read level -> as it is sent. `mid` is accepted until 0.3.0."""
+
+
+def sent_level(read: str) -> str:
+    """Raises `InvalidInput` if there is no such level."""
+    if read not in LEVELS:
+        raise InvalidInput(f"read level {read!r}", next_step="use strong, bounded or weak")
+    return LEVELS[read]
 
 
 @dataclass(frozen=True, slots=True)

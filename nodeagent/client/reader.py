@@ -13,7 +13,7 @@ from nodeagent.client.calls import Calls
 from nodeagent.client.cover import Cover
 from nodeagent.client.lists import Lists
 from nodeagent.client.pages import Pages
-from nodeagent.client.query import OnAge, Query
+from nodeagent.client.query import OnAge, Query, sent_level
 from nodeagent.client.report import TIME_MAX, TIME_MIN
 from nodeagent.model.files import ScanSpec
 from nodeagent.table.merge import merge
@@ -48,7 +48,7 @@ class Reads:
 
         Raises:
             NotFound: there is no such table.
-            InvalidInput: the table has no such tag or field.
+            InvalidInput: the table has no such tag or field, or there is no such read level.
         """
         schema = await self._calls.views.schema(storage_group.lower(), table.lower(), strong=read == "strong")
         names = {n.lower() for n in (*(fields or ()), *tags)}
@@ -64,7 +64,7 @@ class Reads:
             tags=tuple((name.lower(), value) for name, value in tags.items()),
         )
         check_scan(spec)
-        return Query(schema.storage_group, spec, read, on_age)
+        return Query(schema.storage_group, spec, sent_level(read), on_age)
 
     async def scan(self, query: Query, limit: int | None = None) -> pa.Table:
         """All rows, or the first `limit` rows, sorted by (tags, time), nulls first."""

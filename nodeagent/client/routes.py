@@ -54,8 +54,8 @@ class Routes:
         by_owner = {r.owner: i for i, r in _numbered(self.groups)}
         by_id = {r.group: i for i, r in enumerate(self.groups)}
         owner = np.full(self.view.settings.slots, _NONE, np.int32)
-        for start, end, header in self.view.owners:
-            owner[start:end] = by_owner.get(header, _NONE)
+        for start, end, node in self.view.owners:
+            owner[start:end] = by_owner.get(node, _NONE)
         for operation in self.view.operations:
             for source, slots in _still_with_source(operation):
                 if source in by_id:
@@ -83,9 +83,9 @@ class Routes:
                 return record
         raise NotFound(f"group {group} does not exist in table version {self.version}")
 
-    def of_owner(self, header: NodeId) -> GroupRecord | None:
+    def of_owner(self, owner: NodeId) -> GroupRecord | None:
         """The group that a node owns: its live group if there is one, else its dissolving group."""
-        return _by_owner(self.groups).get(header)
+        return _by_owner(self.groups).get(owner)
 
     def next_group_of(self, slot: int) -> GroupId | None:
         """The group to which an open operation moves the slot, if any."""

@@ -10,6 +10,7 @@ of a replica share a `group_context`: `proposals`, `pending_reads`, `checkpoints
 `state_jobs`, `file_reads`, `removals`, `closer` and `session_expiry`. `replicas` are those of this node, and
 `lifecycle` creates and removes them as the meta state says.
 
-`handlers` answer requests, `operations` carries out the next actions of the open operation, `slot_copier` copies
-slots, and `admission` is the first start and the join. The runtime and the simulator drive the same `Host`.
+`handlers` answer requests, `operations` carries out the next actions of the open operation, `slot_copier`
+copies slots, and `admission` is the first start and the join. The runtime and the simulator drive the same
+`Host`.
 """

@@ -1,4 +1,4 @@
-"""Failpoints of operations on this node (`scaling.holds`), with which tests inspect every stage."""
+"""Failpoints of operations on this node (`scaling.failpoints`), with which tests inspect every stage."""
 
 from collections.abc import Collection
 
@@ -16,7 +16,9 @@ class Failpoints:
         """From now on stop at exactly these failpoints."""
         if not self.may_set:
             return ErrorReply(
-                "refused", "failpoints are for tests", "start the agent with `nodeagent run --test-holds`"
+                "refused",
+                "failpoints are for tests",
+                "start the agent with `nodeagent run --test-failpoints`",
             )
         unknown = sorted(set(points) - set(failpoints.POINTS))
         if unknown:

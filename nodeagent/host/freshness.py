@@ -1,4 +1,4 @@
-"""The age of a replica's state, which bounds `mid` reads.
+"""The age of a replica's state, which limits bounded reads.
 
 A replica asks its leader for a read index (`Raft.read`). Once the state has applied that index, it holds
 everything that was acknowledged before the question, so the age counts from the question. Only this process's

@@ -158,11 +158,11 @@ class Leadership:
         """
         led = {g for g, r in self._replicas.data.items() if r.leads}
         for group in sorted(led & self._led_before):
-            header = owner_of(group)
+            owner = owner_of(group)
             replica = self._replicas.data[group]
-            may_lead = header != self._node and header not in self._short_at
-            if may_lead and self._fits(replica, header) and replica.raft.can_change():
-                self.transfer(replica, header)
+            may_lead = owner != self._node and owner not in self._short_at
+            if may_lead and self._fits(replica, owner) and replica.raft.can_change():
+                self.transfer(replica, owner)
         self._led_before = led
 
     def _give(self, replica: Replica) -> bool:

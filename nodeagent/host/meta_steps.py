@@ -38,7 +38,7 @@ class MetaSteps:
         self._cluster = cluster
         self._leadership = leadership
         self._reports = reports
-        self._hold_points = failpoints
+        self._failpoints = failpoints
         self._waiting_since: tuple[str, Stage, int] = ("", Stage.DONE, 0)
         self._lease_since: tuple[str, int, int] = ("", 0, 0)
         """(operation, serial, when this leader first saw it)"""
@@ -61,7 +61,7 @@ class MetaSteps:
         if isinstance(step, membership.Transfer):
             self._leadership.transfer(replica, step.target)
             return
-        if op is not None and failpoints.is_stopped(op, self._hold_points.points):
+        if op is not None and failpoints.is_stopped(op, self._failpoints.points):
             return
         if op is not None and not op.meta_ready and _is_ready(replica, op):
             self._reports.report(meta.MetaReady(cluster.record_now, op.id))
@@ -91,7 +91,7 @@ class MetaSteps:
         """Cancel an operation whose stage takes too long: one sick node must not keep slots closed or block
         the next change."""
         limits = {Stage.PLANNED: PLANNED_TIMEOUT_MS, Stage.SEALED: SEAL_TIMEOUT_MS}
-        if op is None or op.stage not in limits or self._hold_points.points:
+        if op is None or op.stage not in limits or self._failpoints.points:
             return
         if self._waiting_since[:2] != (op.id, op.stage):
             self._waiting_since = (op.id, op.stage, self._effects.now)
@@ -103,7 +103,7 @@ class MetaSteps:
                     self._cluster.record_now,
                     op.id,
                     "cancel",
-                    f"{op.stage.value.lower()} timeout",
+                    f"{op.stage.name.lower()} timeout",
                     report=f"not ready within {limits[op.stage]} ms: {', '.join(missing)}",
                 )
             )

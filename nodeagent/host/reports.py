@@ -25,7 +25,7 @@ class Reports:
     def __init__(self, cluster: Cluster, failpoints: Failpoints) -> None:
         self._effects = cluster.effects
         self._cluster = cluster
-        self._hold_points = failpoints
+        self._failpoints = failpoints
         self._reported: dict[str, tuple[int, NodeId, int]] = {}
         """report -> (when it was last sent, to which leader, of which term)"""
 
@@ -36,7 +36,7 @@ class Reports:
         is recorded; the same leader gets it every `REPORT_AGAIN_MS`.
         """
         op = self._cluster.meta.operations.open()
-        if op is not None and failpoints.is_kept_back(op, command, self._hold_points.points):
+        if op is not None and failpoints.is_kept_back(op, command, self._failpoints.points):
             return
         replica = self._cluster.meta_replica
         if replica is None or replica.raft.leader is None:

@@ -136,9 +136,9 @@ class PlannedMove(msgspec.Struct, frozen=True):
 
 
 class PlannedMembers(msgspec.Struct, frozen=True):
-    """The members of one group before and after a change; the group is given by its owner `header`."""
+    """The members of one group before and after a change; the group is given by its `owner`."""
 
-    header: NodeId
+    owner: NodeId = msgspec.field(name="header")
     joins: NodeId | None
     leaves: NodeId | None
     before: tuple[NodeId, ...]

@@ -33,13 +33,13 @@ class Groups:
         """Groups by owner, without those being dissolved: a node owns at most one of the others."""
         return {g.owner: g.group for g in self._kept.groups.values() if not g.dissolving}
 
-    def of(self, header: NodeId) -> GroupRecord | None:
-        """The group that `header` owns, unless it is being dissolved."""
-        return next((g for g in self._kept.groups.values() if g.owner == header and not g.dissolving), None)
+    def of(self, owner: NodeId) -> GroupRecord | None:
+        """The group that `owner` owns, unless it is being dissolved."""
+        return next((g for g in self._kept.groups.values() if g.owner == owner and not g.dissolving), None)
 
-    def create(self, index: int, header: NodeId, members: tuple[NodeId, ...], slots: Ranges = ()) -> GroupId:
-        group = data_group(header, index)
-        self._kept.groups[group] = GroupRecord(group, header, members, members, slots)
+    def create(self, index: int, owner: NodeId, members: tuple[NodeId, ...], slots: Ranges = ()) -> GroupId:
+        group = data_group(owner, index)
+        self._kept.groups[group] = GroupRecord(group, owner, members, members, slots)
         return group
 
     def form(self, group: GroupId, members: tuple[NodeId, ...]) -> None:

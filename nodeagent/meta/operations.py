@@ -13,6 +13,7 @@ from nodeagent.meta.groups import Groups
 from nodeagent.meta.nodes import Nodes
 from nodeagent.meta.placement import Placement
 from nodeagent.meta.runs import Runs
+from nodeagent.model.features import Feature
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import GroupChange, Operation, SlotMove, Stage, StageSpan
 from nodeagent.model.requests import Accepted, ErrorReply, OperationReply, Reply
@@ -23,9 +24,10 @@ CANCELLED = (Stage.CANCELLING, Stage.CANCELLED)
 
 
 class Kept(Protocol):
-    """The fields of the image that this module changes."""
+    """The fields of the image that this module needs; it changes the operations."""
 
     operations: list[Operation]
+    level: int
 
 
 class Operations:
@@ -118,7 +120,7 @@ class Operations:
     ) -> Operation:
         """The record of a change that was planned by group owner; `ids` maps owners to groups."""
         members = self._groups.members()
-        after = {m.header: m.after for m in b.members}
+        after = {m.owner: m.after for m in b.members}
         return Operation(
             id=f"op-{index}",
             kind=b.kind,
@@ -137,7 +139,7 @@ class Operations:
                 )
                 for m in b.moves
             ],
-            changes=[GroupChange(ids[m.header], m.joins, m.leaves, m.before, m.after) for m in b.members],
+            changes=[GroupChange(ids[m.owner], m.joins, m.leaves, m.before, m.after) for m in b.members],
             options=b.options,
             created_group=created,
             created_members=b.created,
@@ -214,7 +216,9 @@ class Operations:
 
     def _advance(self, index: int, op: Operation, now: int) -> None:
         for stage in changes.advance(op, now):
-            self._audit.note(now, "", f"{op.id} ({op.title}) enters {stage}")
+            # The audit log is part of the state: members of 0.1.0 must write the same line.
+            shown = stage.name if self._kept.level >= Feature.REASONS else stage.value
+            self._audit.note(now, "", f"{op.id} ({op.title}) enters {shown}")
             if stage is Stage.OPEN:
                 self._switch_table(index, op)
             elif stage is Stage.DONE:

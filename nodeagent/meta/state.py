@@ -107,9 +107,9 @@ class MetaState:
         self.image.settings = b.settings
         self.nodes.begin(b.nodes)
         table = self.placement.put(index, b.table)
-        for header in table.ring.names:
-            members = table.ring.members(header, b.settings.replicas)
-            self.groups.create(index, header, members, table.slots_of(header))
+        for owner in table.ring.names:
+            members = table.ring.members(owner, b.settings.replicas)
+            self.groups.create(index, owner, members, table.slots_of(owner))
         self.audit.note(b.now, "bootstrap", f"cluster {b.cluster_id} of {len(b.nodes)} nodes")
         return Accepted(index)
 

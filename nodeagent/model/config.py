@@ -87,7 +87,7 @@ class NodeConfig(msgspec.Struct, frozen=True):
     """How often a leader looks for rows past their table's TTL."""
 
     staleness_max_ms: int = 10_000
-    """A replica answers bounded reads (`mid`) if a leader confirmed its state no longer ago than this."""
+    """A replica answers bounded reads if a leader confirmed its state no longer ago than this."""
 
     session_ttl_ms: int = 3_600_000
     """A session that is not used for this long expires."""

@@ -1,6 +1,6 @@
 """Names of nodes, groups and partitions.
 
-A node id is a short lower-case name (`node1`). A group id is `meta` or `<header>.<created>`: *header* is the
+A node id is a short lower-case name (`node1`). A group id is `meta` or `<owner>.<created>`: *owner* is the
 node that owns the data group and *created* the meta log index of the entry that created it, so that an id is
 never reused.
 """
@@ -34,15 +34,15 @@ def check_node_id(name: str) -> NodeId:
     return name
 
 
-def data_group(header: NodeId, created: int) -> GroupId:
-    """Id of the data group that `header` owns since meta log index `created`."""
-    return f"{header}.{created}"
+def data_group(owner: NodeId, created: int) -> GroupId:
+    """Id of the data group that `owner` owns since meta log index `created`."""
+    return f"{owner}.{created}"
 
 
 def is_group(name: str) -> bool:
     """Whether this may be the id of a group."""
-    header, _, created = name.partition(".")
-    return name == META or (created.isdecimal() and created.isascii() and _NODE.fullmatch(header) is not None)
+    owner, _, created = name.partition(".")
+    return name == META or (created.isdecimal() and created.isascii() and _NODE.fullmatch(owner) is not None)
 
 
 def owner_of(group: GroupId) -> NodeId:

@@ -13,7 +13,10 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Stage(StrEnum):
-    """The stage of a change; docs/internals/scaling.md describes what happens in each stage."""
+    """The stage of a change; docs/internals/scaling.md describes what happens in each stage.
+
+    Values are stored and sent and never change; operators see the names.
+    """
 
     PLANNED = "PLANNED"
     SEALED = "SEALED"
@@ -25,10 +28,16 @@ class Stage(StrEnum):
     CANCELLING = "CANCELLING"
     CANCELLED = "CANCELLED"
 
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        return format(self.name, spec)
+
 
 ENDED = (Stage.DONE, Stage.CANCELLED)
 PAUSABLE = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.RECONFIGURING, Stage.COPYING)
-"""Stages in which a pause has an effect: it holds back the pulls of MOVING and the step to RELEASED."""
+"""Stages in which a pause has an effect: it holds back the pulls of COPYING and the step to CLEANUP."""
 
 NEXT: dict[Stage, tuple[Stage, ...]] = {
     Stage.PLANNED: (Stage.SEALED, Stage.CANCELLING),
@@ -90,11 +99,17 @@ class StageSpan(msgspec.Struct):
     """When an operation was in a stage, and what let it leave the stage."""
 
     name: str
+    """The value of the stage."""
+
     entered_ms: int
     left_ms: int = 0
     """0 while the operation is in the stage."""
 
     reports: list[str] = msgspec.field(default=[], name="evidence")
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(self.name)
 
 
 class SealResult(msgspec.Struct, frozen=True):
@@ -208,7 +223,7 @@ class Operation(msgspec.Struct):
     """When the state `waiting_release` began; 0 before."""
 
     paused: bool = False
-    """No pull of MOVING starts and MOVING is not left; every other stage continues."""
+    """No pull of COPYING starts and COPYING is not left; every other stage continues."""
 
     meta_ready: bool = False
     """add-node: the newcomer follows the meta log. remove-node: the leaver has no vote in the meta group. Set

@@ -92,13 +92,13 @@ class Change:
         old, new = PartitionTable.from_wire(wire.old), PartitionTable.from_wire(wire.new)
         return change_between(wire.kind, wire.node, old, new, wire.replicas)
 
-    def old_members(self, header: NodeId) -> Members:
+    def old_members(self, owner: NodeId) -> Members:
         """Members of a group by the old ring; () for the group that is created."""
-        return self.old.ring.members(header, self.replicas) if header in self.old.ring else ()
+        return self.old.ring.members(owner, self.replicas) if owner in self.old.ring else ()
 
-    def new_members(self, header: NodeId) -> Members:
+    def new_members(self, owner: NodeId) -> Members:
         """Members of a group by the new ring; () for the group that is dissolved."""
-        return self.new.ring.members(header, self.replicas) if header in self.new.ring else ()
+        return self.new.ring.members(owner, self.replicas) if owner in self.new.ring else ()
 
 
 def change_between(
@@ -151,13 +151,13 @@ def group_changes(old: Ring, new: Ring, replicas: int) -> list[MemberChange]:
     groups."""
     out: list[MemberChange] = []
     gone = [h for h in old.names if h not in new]
-    for header in (*new.names, *gone):
-        before = old.members(header, replicas) if header in old else ()
-        after = new.members(header, replicas) if header in new else ()
+    for owner in (*new.names, *gone):
+        before = old.members(owner, replicas) if owner in old else ()
+        after = new.members(owner, replicas) if owner in new else ()
         if before != after:
             joins = tuple(n for n in after if n not in before)
             leaves = tuple(n for n in before if n not in after)
-            out.append(MemberChange(header, joins, leaves, before, after))
+            out.append(MemberChange(owner, joins, leaves, before, after))
     return out
 
 

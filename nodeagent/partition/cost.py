@@ -70,8 +70,8 @@ def node_bytes(table: PartitionTable, replicas: int, sizes: ByteArray) -> dict[N
     """All replicas' bytes on each node, in ring order."""
     per_group = group_bytes(table, sizes)
     on_node = dict.fromkeys(table.ring.names, 0)
-    for header, size in per_group.items():
-        for member in table.ring.members(header, replicas):
+    for owner, size in per_group.items():
+        for member in table.ring.members(owner, replicas):
             on_node[member] += size
     return on_node
 

@@ -68,9 +68,9 @@ class Ring:
             raise NotFound(f"node {node!r} is not on the ring", next_step="see `iotctl cluster ring`")
         return found
 
-    def members(self, header: NodeId, replicas: int) -> tuple[NodeId, ...]:
-        """The members of the group that `header` owns, in ring order from it; at most `replicas` nodes."""
-        first, n = self.index(header), len(self.nodes)
+    def members(self, owner: NodeId, replicas: int) -> tuple[NodeId, ...]:
+        """The members of the group that `owner` owns, in ring order from it; at most `replicas` nodes."""
+        first, n = self.index(owner), len(self.nodes)
         return tuple(self.nodes[(first + i) % n].node for i in range(min(replicas, n)))
 
     def owners_with(self, node: NodeId, replicas: int) -> tuple[NodeId, ...]:
@@ -78,9 +78,9 @@ class Ring:
         at, n = self.index(node), len(self.nodes)
         return tuple(self.nodes[(at - i) % n].node for i in range(min(replicas, n)))
 
-    def offset(self, header: NodeId, node: NodeId) -> int:
-        """Clockwise distance of positions from `header` to `node`."""
-        return (self.nodes[self.index(node)].position - self.nodes[self.index(header)].position) % SPAN
+    def offset(self, owner: NodeId, node: NodeId) -> int:
+        """Clockwise distance of positions from `owner` to `node`."""
+        return (self.nodes[self.index(node)].position - self.nodes[self.index(owner)].position) % SPAN
 
     def adding(self, node: RingNode) -> "Ring":
         """This ring with `node`; `InvalidInput` if its name or position is taken."""

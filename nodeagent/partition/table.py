@@ -77,8 +77,8 @@ class PartitionTable:
             )
         return self.ring.nodes[int(self.owners[slot])].node
 
-    def slots_of(self, header: NodeId) -> SlotRanges:
-        return from_slots(np.flatnonzero(self.owners == self.ring.index(header)))
+    def slots_of(self, owner: NodeId) -> SlotRanges:
+        return from_slots(np.flatnonzero(self.owners == self.ring.index(owner)))
 
     def counts(self) -> dict[NodeId, int]:
         """Number of slots per group owner, in ring order."""
@@ -100,8 +100,8 @@ class PartitionTable:
         """
         at = np.fromiter((ring.index(n) if n in ring else -1 for n in self.ring.names), np.int64)
         owners = at[self.owners]
-        for header, ranges in moves.items():
-            owners[to_array(check_ranges(ranges, self.slots))] = ring.index(header)
+        for owner, ranges in moves.items():
+            owners[to_array(check_ranges(ranges, self.slots))] = ring.index(owner)
         if (owners < 0).any():
             raise InvalidInput(
                 "the table was refused: some slots would have an owner that is not on the ring",

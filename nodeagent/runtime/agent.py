@@ -66,10 +66,10 @@ class Agent:
         *,
         notes: EventLog | None = None,
         make_host: MakeHost | None = None,
-        holds: Sequence[str] | None = None,
+        failpoints: Sequence[str] | None = None,
     ) -> None:
-        """`holds`, for tests: if not None, failpoints are allowed, and these are set (`scaling.holds`)."""
-        self._holds = holds
+        """`failpoints` (`scaling.failpoints`) are for tests: None allows none, else these are set."""
+        self._failpoints = failpoints
         self._clock = Clock()
         self._make_host = make_host or self._open_host
         self._rate: Callable[[], int] = int
@@ -287,7 +287,7 @@ class Agent:
         return self._auto.bytes_per_s
 
     def _open_host(self, opened: Opened, now: int, wall: int) -> HostPort:
-        host = create_host(opened, now, wall, self._holds)
+        host = create_host(opened, now, wall, self._failpoints)
         self._rate = lambda: host.operations.slot_copier.rate_bytes_per_s
         self._operation_of = partial(joining_operation, host, opened.config.node)
         return host

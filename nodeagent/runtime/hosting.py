@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from nodeagent.host.host import Host
 
 
-def create_host(opened: Opened, now: int, wall: int, holds: Sequence[str] | None) -> "Host":
-    """The host of an opened directory. `holds`, for tests: if not None, failpoints are allowed, and these are
-    set. Raises `InvalidInput` if one of them does not exist."""
+def create_host(opened: Opened, now: int, wall: int, failpoints: Sequence[str] | None) -> "Host":
+    """The host of an opened directory. `failpoints` are for tests: None allows none, else these are set.
+    Raises `InvalidInput` if one of them does not exist."""
     from nodeagent.host.context import NodeRun
     from nodeagent.host.opening import Held, open_host
 
@@ -39,9 +39,9 @@ def create_host(opened: Opened, now: int, wall: int, holds: Sequence[str] | None
         left=opened.left,
     )
     host = open_host(life, held)
-    if holds is not None:
+    if failpoints is not None:
         host.operations.failpoints.may_set = True
-        refusal = host.operations.failpoints.set(holds)
+        refusal = host.operations.failpoints.set(failpoints)
         if refusal is not None:
             raise InvalidInput(refusal.what, next_step=refusal.next_step)
     return host

@@ -10,14 +10,14 @@ from nodeagent.runtime.agent import Agent
 OPEN_FILES = 65_536
 
 
-def run(directory: Path, holds: Sequence[str] | None = None) -> int:
+def run(directory: Path, failpoints: Sequence[str] | None = None) -> int:
     """Run the agent of `directory` on uvloop; return the exit code of the process."""
     import uvloop
 
     _allow_open_files()
 
     async def serve() -> int:
-        return await Agent(directory, holds=holds).run()
+        return await Agent(directory, failpoints=failpoints).run()
 
     return uvloop.run(serve())
 

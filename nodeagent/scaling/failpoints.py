@@ -13,7 +13,7 @@ from nodeagent.model.operation import NEXT, Operation, Stage
 _STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.RECONFIGURING, Stage.COPYING, Stage.CLEANUP)
 
 POINTS = tuple(
-    point for stage in _STAGES for point in (f"after:{stage.value}", f"before:{NEXT[stage][0].value}")
+    point for stage in _STAGES for point in (f"after:{stage.name}", f"before:{NEXT[stage][0].value}")
 )
 """In the order in which an operation passes them. Before PLANNED and after DONE there is nothing to hold."""
 
@@ -29,14 +29,12 @@ _LEAVING: dict[Stage, type | tuple[type, ...]] = {
 
 def is_stopped(op: Operation, points: Collection[str]) -> bool:
     """Whether the work of the current stage must not begin."""
-    return f"after:{op.stage.value}" in points
+    return f"after:{op.stage.name}" in points
 
 
-def is_kept_back(op: Operation, evidence: meta.Command, points: Collection[str]) -> bool:
+def is_kept_back(op: Operation, report: meta.Command, points: Collection[str]) -> bool:
     """Whether this progress report would take the operation past a failpoint."""
     leaving = _LEAVING.get(op.stage)
     return (
-        leaving is not None
-        and isinstance(evidence, leaving)
-        and f"before:{NEXT[op.stage][0].value}" in points
+        leaving is not None and isinstance(report, leaving) and f"before:{NEXT[op.stage][0].value}" in points
     )

@@ -62,7 +62,7 @@ def group_step(
     caught_up: Callable[[NodeId], bool],
     may_leave: bool,
 ) -> Step:
-    """One step of a data group in FORMAL.
+    """One step of a data group in RECONFIGURING.
 
     Args:
         may_leave: whether the leaving node applied the seal and can serve as a source by itself.

@@ -60,7 +60,7 @@ def rate_share(op: Operation, node: NodeId) -> int:
 
 
 def _pulling(op: Operation) -> set[NodeId]:
-    """The nodes that pull: before MOVING those that catch up in groups they join, in MOVING the members of
+    """The nodes that pull: before COPYING those that catch up in groups they join, in COPYING the members of
     gaining groups that lack copies."""
     joining = {c.joins for c in op.changes if c.joins is not None}
     if op.stage is not Stage.COPYING:

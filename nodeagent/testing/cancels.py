@@ -46,8 +46,8 @@ class Cancel:
             return "no node joins"
         if self.point in ("after:PLANNED", "before:SEALED") and self.kind in ("remove-node", "rebalance"):
             return "the change enters SEALED with its first entry"
-        if self.point in ("after:FORMAL", "before:MOVING") and self.kind == "rebalance":
-            return "no group changes members: the change goes from OPEN directly to MOVING"
+        if self.point in ("after:RECONFIGURING", "before:COPYING") and self.kind == "rebalance":
+            return "no group changes members: the change goes from OPEN directly to COPYING"
         return ""
 
 
@@ -76,7 +76,7 @@ def run_case(case: Cancel, seed: int) -> None:
     scenario.until(lambda: scenario.stage(operation) == stage, f"{case.point} is reached")
     scenario.sim.pause(HELD_MS)
     record = scenario.record(operation)
-    assert record is not None and record.stage.value == stage, f"{case.point} is not held: {record}"
+    assert record is not None and record.stage.name == stage, f"{case.point} is not held: {record}"
     reply = _cancel(scenario, case, operation)
     if stage in CANCELLABLE:
         assert isinstance(reply, OperationReply), f"the cancel is refused in {stage}: {reply}"
@@ -118,7 +118,7 @@ def _check_new(scenario: Scenario, record: Operation) -> None:
     table = scenario.newest().placement.table
     assert table is not None
     owners = {(slot, owner_of(m.target)) for m in record.moves for slot in to_slots(m.slots)}
-    wrong = [(slot, header) for slot, header in owners if table.route(slot) != header]
+    wrong = [(slot, owner) for slot, owner in owners if table.route(slot) != owner]
     assert not wrong and table.version >= record.table_version, wrong
     names = set(table.ring.names)
     assert record.leaving not in names and (record.joining is None or record.joining in names)

@@ -105,14 +105,14 @@ def check_converged(sim: Sim[SimNode]) -> None:
     state = max((n.host.cluster.meta for n in nodes), key=lambda m: m.applied)
     assert state.placement.table is not None and state.image.settings is not None
     assert state.operations.open() is None, state.operations.open()
-    for header in state.placement.table.ring.names:
-        record = state.groups.of(header)
-        assert record is not None, f"L4: {header} owns no group"
-        expected = state.placement.table.ring.members(header, state.image.settings.replicas)
+    for owner in state.placement.table.ring.names:
+        record = state.groups.of(owner)
+        assert record is not None, f"L4: {owner} owns no group"
+        expected = state.placement.table.ring.members(owner, state.image.settings.replicas)
         assert set(record.members) == set(expected), (record, expected)
         replicas = [sim.nodes[m].host.replicas.data[record.group] for m in expected]
         _check_group(record.group, replicas, set(expected))
-        owned = set(to_slots(state.placement.table.slots_of(header)))
+        owned = set(to_slots(state.placement.table.slots_of(owner)))
         wrong = {r.raft.node: r.state.slots.open ^ owned for r in replicas if r.state.slots.open != owned}
         assert not wrong, (
             f"L4: {record.group}: slots that are open but not owned, or owned but not open: {wrong}"

@@ -111,7 +111,7 @@ class ClientRun:
                 may_cancel = rng.random() < 0.5
                 while True:
                     await asyncio.sleep(3)
-                    scenario.hold("before:FORMAL")  # the older rows are still in the source groups
+                    scenario.hold("before:RECONFIGURING")  # the older rows are still in the source groups
                     operation = self.so_far = await changes.begin(want())
                     await asyncio.sleep(rng.random() if may_cancel else 6)
                     if may_cancel:

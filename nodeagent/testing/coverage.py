@@ -87,7 +87,7 @@ WORLDS: dict[str, Callable[[Run], Ran]] = {
 }
 """Runner of each world, the slowest world first."""
 
-PASSED_AT_ONCE = {"remove-node PLANNED", "rebalance PLANNED", "rebalance FORMAL"}
+PASSED_AT_ONCE = {"remove-node PLANNED", "rebalance PLANNED", "rebalance RECONFIGURING"}
 """Stages that an operation passes at once: no node joins, or no group changes its members
 (`meta.changes`)."""
 

@@ -65,11 +65,9 @@ class Story:
         words += ["installs a snapshot"] if replica.installing or replica.rebasing else []
         words += [f"stopped: {replica.stopped}"] if replica.stopped else []
         log = raft.log
-        yield (
-            where,
-            ", ".join(words),
-            f" (log {log.base.index}..{log.last_index}, {raft.commit} committed, {replica.applied_index} applied)",
-        )
+        applied = replica.applied_index
+        ends = f" (log {log.base.index}..{log.last_index}, {raft.commit} committed, {applied} applied)"
+        yield where, ", ".join(words), ends
 
     def _slot(self, machine: Machine) -> Iterator[tuple[str, str, str]]:
         slot = int(self._name)

@@ -93,7 +93,7 @@ def run_case(case: Case, seed: int) -> None:
     scenario.until(lambda: scenario.stage(operation) == stage, f"{case.point} is reached")
     scenario.sim.pause(HELD_MS)
     record = scenario.record(operation)
-    assert record is not None and record.stage.value == stage, f"{case.point} is not held: {record}"
+    assert record is not None and record.stage.name == stage, f"{case.point} is not held: {record}"
     victim = _victim(scenario, record, case.role)
     scenario.kill(victim, EARLY_MS if case.back == "early" else 1 << 30, power=bool(seed // 2 % 2))
     _, reached = scenario.kills_at[-1]

@@ -132,7 +132,7 @@ class OperatedCluster(SimulatedCluster):
         for slot in dict.fromkeys((*slots, *wanted)):
             others = [n for n in table.ring.names if n != table.route(slot)]
             gains.setdefault(rng.choice(others), []).append(slot)
-        moved = tuple((header, from_slots(slots)) for header, slots in sorted(gains.items()))
+        moved = tuple((owner, from_slots(slots)) for owner, slots in sorted(gains.items()))
         return q.BeginChange("rebalance", "", "sim", gains=moved)
 
     def _begin(self, begin: q.BeginChange) -> str:

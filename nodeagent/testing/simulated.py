@@ -161,4 +161,4 @@ class SimulatedCluster:
 
     def stage(self, operation: str) -> str:
         found = self.record(operation)
-        return found.stage.value if found is not None else ""
+        return found.stage.name if found is not None else ""

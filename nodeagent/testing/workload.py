@@ -163,8 +163,8 @@ class View:
     def group(self, slot: int) -> tuple[GroupId, tuple[NodeId, ...]] | None:
         if self.meta is None:
             return None
-        header = next(h for a, b, h in self.meta.owners if a <= slot < b)
-        record = next((g for g in self.meta.groups if g.owner == header and not g.dissolving), None)
+        owner = next(h for a, b, h in self.meta.owners if a <= slot < b)
+        record = next((g for g in self.meta.groups if g.owner == owner and not g.dissolving), None)
         return (record.group, record.members) if record else None
 
     def target(self, group: GroupId, members: tuple[NodeId, ...]) -> NodeId:

@@ -1,4 +1,4 @@
-"""How fast an added node and its neighbours receive their files: MOVING and catch-up next to a local copy."""
+"""How fast an added node and its neighbours receive files: COPYING and catch-up beside a local copy."""
 
 import contextlib
 import time
@@ -54,7 +54,7 @@ def run(*, quick: bool) -> Report:
     workload = (
         f"add of a sixth node (TLS on), then a seventh (TLS off), R=3, {stored} MiB in files of random-walk"
         f" doubles, {GROUPS * DEVICES} devices, {WEEKS} time partitions; MB/s = bytes pulled / time from"
-        " SEALED to the end of MOVING; compaction is off, so that the files copied are those moved"
+        " SEALED to the end of COPYING; compaction is off, so that the files copied are those moved"
     )
     return Report("migrate", workload, tuple(figures), time.monotonic() - started)
 

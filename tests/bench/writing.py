@@ -189,8 +189,8 @@ async def _write(spec: ClusterSpec, load: Load, leaders: dict[GroupId, NodeId]) 
         rows=load.rows,
         partitions=load.partitions,
     ):
-        header = next(h for a, b, h in view.owners if a <= source.slot < b)
-        own.setdefault(by_owner[header], []).append(source)
+        owner = next(h for a, b, h in view.owners if a <= source.slot < b)
+        own.setdefault(by_owner[owner], []).append(source)
     connections = {node: await connection_to(spec, node) for node in set(leaders.values())}
     lanes = []
     try:

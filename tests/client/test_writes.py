@@ -256,10 +256,10 @@ def test_a_session_of_the_target_group_is_opened_before_the_slot_opens() -> None
         fake, cluster = make()
         slot, old = group_at(fake, 0, shard_of(["a"], SETTINGS.shards))
         new = "node4.1" if old != "node4.1" else "node1.1"
-        header = fake.owner[slot]
+        owner = fake.owner[slot]
         operation = fake.plan({slot}, old, new)
         fake.seal(operation)
-        coming, fake.owner[slot] = fake.owner[slot], header  # the table changes when the slot may open
+        coming, fake.owner[slot] = fake.owner[slot], owner  # the table changes when the slot may open
         fake.publish()
         task = asyncio.create_task(cluster.write(SG, TABLE, rows((0, "a", 1.0, None))))
         await asyncio.sleep(1)
@@ -297,12 +297,12 @@ def test_a_write_waits_until_the_client_knows_the_target_group() -> None:
     async def scenario() -> None:
         fake, cluster = make()
         slot, old = group_at(fake, 0, shard_of(["a"], SETTINGS.shards))
-        header, fake.owner[slot] = fake.owner[slot], "node99"
+        owner, fake.owner[slot] = fake.owner[slot], "node99"
         fake.groups[old].slots.discard(slot)
         task = asyncio.create_task(cluster.write(SG, TABLE, rows((0, "a", 1.0, None))))
         await asyncio.sleep(1)
         assert not task.done()
-        fake.owner[slot] = header
+        fake.owner[slot] = owner
         fake.groups[old].slots.add(slot)
         assert (await task).rows == 1
 
@@ -358,8 +358,8 @@ def test_the_deadline_error_is_that_of_the_leader_without_room() -> None:
 
 @pytest.mark.parametrize(("busy_s", "at_work"), [(40.0, True), (1e9, True), (40.0, False)])
 def test_a_leader_that_flushes_rows_is_waited_for(busy_s: float, at_work: bool) -> None:
-    """For `BUSY_TIMEOUTS_MAX` timeouts; the rows are sent to it alone, about once a second, and not if there is no
-    time left for its answer. A leader that is not busy is waited for one timeout only."""
+    """The client waits `BUSY_TIMEOUTS_MAX` timeouts. It sends the rows to this leader alone, about once a
+    second, unless no time is left for its answer. It waits only one timeout for a leader that is not busy."""
 
     async def scenario() -> None:
         fake, cluster = make()

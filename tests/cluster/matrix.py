@@ -28,7 +28,7 @@ from nodeagent.partition.ranges import to_slots
 from tests.cluster.world import World, copy_of, kill_session, until
 
 KINDS = ("add-node", "remove-node")
-STAGES = ("PLANNED", "SEALED", "OPEN", "FORMAL", "MOVING", "RELEASED", "DONE")
+STAGES = ("PLANNED", "SEALED", "OPEN", "RECONFIGURING", "COPYING", "CLEANUP", "DONE")
 POINTS = tuple(p for a, b in zip(STAGES, STAGES[1:], strict=False) for p in (f"after:{a}", f"before:{b}"))
 ROLES = (
     "meta leader",
@@ -99,7 +99,15 @@ class Fleet:
         self.world = World(LocalFleet(self.directory, self._command), DATA)
 
     def _command(self, home: Path) -> Sequence[str]:
-        return (sys.executable, "-m", "nodeagent", "run", str(home), "--test-holds", ",".join(self.points))
+        return (
+            sys.executable,
+            "-m",
+            "nodeagent",
+            "run",
+            str(home),
+            "--test-failpoints",
+            ",".join(self.points),
+        )
 
     def hold(self, *points: str) -> None:
         """Send the failpoints to every running agent; an agent that misses them would continue to stop

@@ -147,7 +147,7 @@ def test_pause_rate_and_hold_of_a_running_add(world: World) -> None:
     held = world.operation(operation)
     assert held is not None
     done = world.wait_stage(operation, Stage.DONE, 60.0)
-    moving = next(s for s in done.stages if s.name == "MOVING")
+    moving = next(s for s in done.stages if s.name == "COPYING")
     assert HOLD_S * 1000 <= moving.left_ms - held.held_since_ms < HOLD_S * 1000 + 3_000
 
 
@@ -155,8 +155,8 @@ def check_repair_by_a_signed_off_copy(world: World, operation: str) -> None:
     """Two of three copies of a moved file are lost: only a sign-off proves that the previous holders' are
     correct."""
     target = next(m.target for m in world.open_operation().moves)
-    header = target.partition(".")[0]
-    members = world.members()[header]
+    owner = target.partition(".")[0]
+    members = world.members()[owner]
     moved = next(f for f in world.manifest(members[0], target) if len(f.order) > 1)
     paths = [world.path_of(n, target, moved) for n in members]
     whole = paths[0].read_bytes()

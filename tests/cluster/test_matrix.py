@@ -14,16 +14,16 @@ pytestmark = [pytest.mark.long, pytest.mark.real]
 CHOSEN = (
     Case("add-node", "before:OPEN", "meta leader", "late"),
     Case("remove-node", "after:SEALED", "losing leader", "early"),
-    Case("add-node", "before:FORMAL", "losing leader", "late"),
+    Case("add-node", "before:RECONFIGURING", "losing leader", "late"),
     Case("remove-node", "after:OPEN", "leaving node", "early"),
-    Case("add-node", "before:MOVING", "overlapping member", "early"),
-    Case("remove-node", "after:FORMAL", "meta leader", "early"),
-    Case("add-node", "after:MOVING", "iotctl", "early"),
-    Case("remove-node", "before:MOVING", "leaving node", "late"),
-    Case("add-node", "after:RELEASED", "joining node", "late"),
-    Case("remove-node", "before:RELEASED", "iotctl", "early"),
-    Case("add-node", "after:FORMAL", "joining node", "early"),
-    Case("remove-node", "before:RELEASED", "Spark driver", "early"),
+    Case("add-node", "before:COPYING", "overlapping member", "early"),
+    Case("remove-node", "after:RECONFIGURING", "meta leader", "early"),
+    Case("add-node", "after:COPYING", "iotctl", "early"),
+    Case("remove-node", "before:COPYING", "leaving node", "late"),
+    Case("add-node", "after:CLEANUP", "joining node", "late"),
+    Case("remove-node", "before:CLEANUP", "iotctl", "early"),
+    Case("add-node", "after:RECONFIGURING", "joining node", "early"),
+    Case("remove-node", "before:CLEANUP", "Spark driver", "early"),
 )
 
 

@@ -31,7 +31,7 @@ def test_a_partition_of_several_pages_is_read_during_its_migration(tmp_path: Pat
         assert rows.nbytes > 1.5 * PAGE_BYTES
         world.cluster.write(STORAGE_GROUP, TABLE, rows, tags=["d"])
         world.close_memtables()
-        fleet.hold("before:FORMAL")
+        fleet.hold("before:RECONFIGURING")
         fleet.prepare("add-node")
         world.process("cluster", "add-node", NODE, "--yes")
         operation = world.open_operation()

@@ -257,8 +257,8 @@ class World:
 
         return until(led, 30.0, lambda: f"{group} has no leader")
 
-    def group_of(self, header: str) -> str:
-        return next(g.group for g in self.cluster.meta().groups if g.owner == header and not g.dissolving)
+    def group_of(self, owner: str) -> str:
+        return next(g.group for g in self.cluster.meta().groups if g.owner == owner and not g.dissolving)
 
     def manifest(self, node: str, group: str) -> tuple[FileMeta, ...]:
         return self.cluster.manifest(node, group).files

@@ -666,18 +666,18 @@ def test_seeds_that_disagree_form_no_cluster(other: dict[str, Any], conflicts: t
 def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:
     """Slots are closed between the steps, so the host continues when the entry is applied, not at a tick."""
     raft = SimpleNamespace(term=2, change=lambda config, now: 7)
-    replica: Any = SimpleNamespace(group="a.1", raft=raft, seen=4, propose=lambda batch: 5)
+    replica: Any = SimpleNamespace(group="a.1", raft=raft, applied_index=4, propose=lambda batch: 5)
     context: Any = SimpleNamespace(node="a", effects=EffectQueue(0, 0))
     replicas: Any = SimpleNamespace(cluster=None, data={"a.1": replica})
     unused: Any = None
     steps = GroupSteps(context, replicas, unused, unused, unused, unused, unused)
     steps.propose(replica, [b"seal", b"open"])
     assert not steps.is_due()
-    replica.seen = 6
+    replica.applied_index = 6
     assert steps.is_due() and not steps.is_due()
     steps._reconfigure(replica, membership.Change(MEMBERS))
     assert not steps.is_due()
-    replica.seen = 7
+    replica.applied_index = 7
     assert steps.is_due() and not steps.is_due()
 
 

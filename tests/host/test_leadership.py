@@ -60,7 +60,7 @@ class World:
 
 
 @pytest.mark.parametrize(
-    "b,c,heir",
+    "b,c,successor",
     [
         (ROOM, ROOM, ["b"]),
         (SILENT, ROOM, ["c"]),
@@ -70,11 +70,11 @@ class World:
     ],
 )
 def test_a_group_is_handed_to_a_voter_with_space_if_most_voters_have_some(
-    b: str, c: str, heir: list[str]
+    b: str, c: str, successor: list[str]
 ) -> None:
     """Without a majority that has space another leader would refuse rows as well, and so may a silent
     voter."""
-    assert World("a.1", low=True, b=b, c=c).keep() == heir
+    assert World("a.1", low=True, b=b, c=c).keep() == successor
 
 
 def test_a_leader_waits_for_a_voter_with_space_that_is_not_heard_or_lags() -> None:
@@ -96,17 +96,17 @@ def test_a_group_owner_that_was_short_of_space_long_ago_is_preferred() -> None:
     assert world.asked[:1] == ["b"]
 
 
-def lacking(hollow: bool, waits: str, sources: str) -> World:
+def lacking(metadata_only: bool, waits: str, sources: str) -> World:
     """`waits` need a snapshot, `sources` hold the files of the sealed slots."""
     world = World("c.1", low=False, b=ROOM, c=ROOM)
-    world.sealed["op-9"] = SimpleNamespace(hollow=hollow)
+    world.sealed["op-9"] = SimpleNamespace(metadata_only=metadata_only)
     world.sources = set(sources)
     world.progress |= {n: PeerStatus(0, ProgressState.SNAPSHOT) for n in waits}
     return world
 
 
 @pytest.mark.parametrize(
-    "hollow,waits,sources,heir",
+    "metadata_only,waits,sources,successor",
     [
         (True, "c", "bc", ["b"]),
         (False, "c", "bc", []),
@@ -117,14 +117,14 @@ def lacking(hollow: bool, waits: str, sources: str) -> World:
     ],
 )
 def test_a_group_is_handed_to_a_voter_that_can_send_a_member_its_snapshot(
-    hollow: bool, waits: str, sources: str, heir: list[str]
+    metadata_only: bool, waits: str, sources: str, successor: list[str]
 ) -> None:
     """The leader is a newcomer that joined without the files of sealed slots. A member that holds them
     returned and must not be sent a state without them; another member that has them can send its own."""
-    world = lacking(hollow, waits, sources)
-    assert world.keep() == heir
+    world = lacking(metadata_only, waits, sources)
+    assert world.keep() == successor
     world.keep(after_ms=100)
-    assert world.asked == heir, "once"
+    assert world.asked == successor, "once"
 
 
 def test_only_a_leader_that_may_transfer_hands_its_group_to_a_source() -> None:
@@ -142,11 +142,11 @@ def test_a_metadata_only_seal_lacks_the_files_of_its_sources() -> None:
     """A node can be sent a state if it is no source, or a source of slots that are sealed with files here."""
     host = leads_alone()
     replica = host.replicas.data["a.1"]
-    for number, (hollow, source) in enumerate([(True, "b"), (False, "c")], start=8):
+    for number, (metadata_only, source) in enumerate([(True, "b"), (False, "c")], start=8):
         slots = ((number, number + 1),)
         moves = [SlotMove(slots, "a.1", ("a", source), "d.1", ("d",))]
         host.cluster.meta.image.operations.append(
             Operation(f"op-{number}", "rebalance", "", "me", 0, 1, 2, moves, [], Options(), Stage.COPYING)
         )
-        replica.state.slots.sealed[f"op-{number}"] = Sealed({number}, 9, b"", hollow)
+        replica.state.slots.sealed[f"op-{number}"] = Sealed({number}, 9, b"", metadata_only)
     assert [n for n in "bcd" if replica.for_peers.lacks_files_of(n)] == ["b"]

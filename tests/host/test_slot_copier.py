@@ -82,7 +82,7 @@ def test_a_node_without_room_begins_no_pull_and_refuses_orders() -> None:
 
 def test_a_pull_waits_a_limited_time_for_files_that_this_node_makes() -> None:
     """Else a member whose last files are still being made would pull all of them over the network."""
-    late = SimpleNamespace(state=SimpleNamespace(sealed_ready=lambda operation: False))
+    late = SimpleNamespace(state=SimpleNamespace(is_source_ready=lambda operation: False))
     slot_copier, effects = moving("a", **{"a.1": late})
     op = operation()
     drive(slot_copier, op)
@@ -97,7 +97,7 @@ def test_a_pull_waits_a_limited_time_for_files_that_this_node_makes() -> None:
 @pytest.mark.parametrize("settled", [False, True])
 def test_staged_files_stay_until_a_durable_checkpoint_here_names_them(settled: bool) -> None:
     """The operation ends when the leaders have adopted; this member may still need its staged files."""
-    slot_copier, effects = moving("d", **{"d.2": SimpleNamespace(settled={"op-1"} if settled else set())})
+    slot_copier, effects = moving("d", **{"d.2": SimpleNamespace(ended_here={"op-1"} if settled else set())})
     op = operation()
     drive(slot_copier, op)
     op.stage = Stage.DONE
@@ -185,7 +185,7 @@ def test_the_rate_is_that_of_all_nodes_together() -> None:
     op.copies.append(CopyRecord("d.2", "e", "i-e", SLOTS, "x", 1, 1))
     assert rate_share(op, "d") == 900
     op.stage = Stage.OPEN
-    assert rate_share(op, "d") == 900, "before MOVING only the node that joins catches up"
+    assert rate_share(op, "d") == 900, "before COPYING only the node that joins catches up"
     op.options = Options()
     assert rate_share(op, "d") == 0
 
@@ -254,7 +254,7 @@ def test_the_record_of_a_copy_counts_the_bytes_and_files_of_every_try() -> None:
 def test_the_holder_of_a_copy_that_a_pull_found_damaged_is_asked_to_hash_it() -> None:
     """A source gets a request; this node hashes its own copy itself. The pull continues."""
     looked: list[tuple[str, ...]] = []
-    state = SimpleNamespace(sealed_ready=lambda operation: False)
+    state = SimpleNamespace(is_source_ready=lambda operation: False)
     own = SimpleNamespace(state=state, files=SimpleNamespace(check=looked.append))
     slot_copier, effects = moving("a", **{"a.1": own})
     op = operation()

@@ -282,8 +282,8 @@ class FakeCluster:
         return ManifestReply(group, node, 9, 9, 0, self.files(group))
 
     def files(self, group: str) -> tuple[FileMeta, ...]:
-        header = group.partition(".")[0]
-        slots = [s for start, end, h in self.view().owners if h == header for s in range(start, end)]
+        owner = group.partition(".")[0]
+        slots = [s for start, end, h in self.view().owners if h == owner for s in range(start, end)]
         key = PartitionKey("root.plant", 1, 0)
         return tuple(
             FileMeta(f"f{s}", s, key, "m", (1,), self.sizes.get(s, 1000), "0" * 32, 10, 0, 9, (1, 1, 1))

@@ -226,7 +226,7 @@ def test_a_rebalance_changes_owners_and_nothing_else() -> None:
         for one in evidence(op, stage):
             meta.do(one)
     after_open = meta.op.stage
-    assert after_open is Stage.COPYING, "FORMAL has nothing to wait for"
+    assert after_open is Stage.COPYING, "RECONFIGURING has nothing to wait for"
     assert meta.state.placement.table is not None and meta.state.placement.table.route(0) == "b"
     for stage in (Stage.COPYING, Stage.CLEANUP):
         for one in evidence(op, stage):
@@ -513,7 +513,7 @@ def test_old_copies_wait_for_the_approval_that_was_asked_for(options: Options, v
 
 
 def test_a_pause_keeps_moving_from_ending_and_nothing_before_it() -> None:
-    """A pause never leaves slots closed: every stage up to MOVING is left while paused, MOVING is not."""
+    """A pause never leaves slots closed: every stage up to COPYING is left while paused, COPYING is not."""
     meta = Meta()
     meta.begin()
     assert isinstance(control(meta, "pause", ""), OperationReply)

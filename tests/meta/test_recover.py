@@ -35,14 +35,14 @@ def meta(monkeypatch: pytest.MonkeyPatch) -> Meta:
     return Meta()
 
 
-def record(meta: Meta, header: str) -> GroupRecord:
-    found = meta.state.groups.of(header)
+def record(meta: Meta, owner: str) -> GroupRecord:
+    found = meta.state.groups.of(owner)
     assert found is not None
     return found
 
 
 def heirs(meta: Meta, heads: dict[str, str]) -> tuple[RecoveryLeader, ...]:
-    return tuple(RecoveryLeader(record(meta, header).group, head, 40) for header, head in heads.items())
+    return tuple(RecoveryLeader(record(meta, owner).group, head, 40) for owner, head in heads.items())
 
 
 BC = {"a": "a", "b": "d"}

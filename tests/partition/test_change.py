@@ -93,16 +93,16 @@ def test_rules_in_any_order_of_duplicates_end_at_the_derivation(
             return
         kind, node = ch.ChangeKind.REMOVE, f"n{at % n}"
         new = ring.removing(node)
-    for header in ring.names:
-        if header == node:
+    for owner in ring.names:
+        if owner == node:
             continue
-        members = ring.members(header, replicas)
+        members = ring.members(owner, replicas)
         for formal in [*steps, True, *steps]:
             before = members
             members = (ch.FORMAL if formal else ch.PRE)[kind](members, node, new, replicas)
             assert formal or set(members) >= set(before), "pre only adds"
             assert len(members) <= replicas + 1
-        assert members == new.members(header, replicas)
+        assert members == new.members(owner, replicas)
 
 
 def test_change_round_trip_derives_the_same_change() -> None:

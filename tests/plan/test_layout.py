@@ -51,7 +51,7 @@ def test_a_group_has_no_more_members_in_a_zone_than_its_quorum_can_lose(
     found = crowds(ring, by_letter(ring.names), replicas)
     assert len(found) == crowded
     for crowd in found:
-        members = ring.members(crowd.header, replicas)
+        members = ring.members(crowd.owner, replicas)
         assert set(crowd.nodes) <= set(members) and {n[0] for n in crowd.nodes} == {crowd.zone}
 
 

@@ -153,7 +153,7 @@ def test_hot_slots_are_shown_largest_first() -> None:
     """A slot of many times the mean is listed with its group: a slot cannot be split."""
     data = {**dict.fromkeys(range(100), 10), 5: 5000, 9900: 9000}
     hot = make_add(facts_of(5, data=data), ["n6"]).hot_slots
-    assert [(h.slot, h.header) for h in hot] == [(9900, "n5"), (5, "n1")]
+    assert [(h.slot, h.owner) for h in hot] == [(9900, "n5"), (5, "n1")]
 
 
 def test_a_hot_slot_is_listed_by_its_share_of_the_group() -> None:
@@ -162,7 +162,7 @@ def test_a_hot_slot_is_listed_by_its_share_of_the_group() -> None:
     rates = {0: 1.0, 50: 1.5, 2001: 9.0, 4000: 3.0, 4001: 3.0, 4002: 3.0, 4003: 3.0, 4004: 3.0}
     facts = facts_of(5, data=data)
     plan = make_rebalance(replace(facts, write_rates=rates), "bytes")
-    shares = {h.slot: (h.header, h.bytes_share, h.write_share) for h in plan.hot_slots}
+    shares = {h.slot: (h.owner, h.bytes_share, h.write_share) for h in plan.hot_slots}
     assert shares == {
         5: ("n1", 0.333, 0.0), 2001: ("n2", 0.0, 1.0), 50: ("n1", 0.017, 0.6), 0: ("n1", 0.017, 0.4),
     }  # fmt: skip

@@ -32,10 +32,10 @@ def moved_bytes(
     for (source, target), number in moves.items():
         given[source] += number
         copied += number * len(set(new.members(target, r)) - set(old.members(source, r)))
-    for header in old.names:
-        if header in new:
-            joins = set(new.members(header, r)) - set(old.members(header, r))
-            copied += len(joins) * (counts[header] - given[header])
+    for owner in old.names:
+        if owner in new:
+            joins = set(new.members(owner, r)) - set(old.members(owner, r))
+            copied += len(joins) * (counts[owner] - given[owner])
     return copied * BYTES
 
 

@@ -103,7 +103,7 @@ def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited(seed: int) 
     first, second = scenario.newcomers
     scenario.sim.nodes[first].start()
     operation = scenario.change("add-node", first)
-    scenario.until(lambda: scenario.stage(operation) in ("FORMAL", "MOVING"), "slots are open")
+    scenario.until(lambda: scenario.stage(operation) in ("RECONFIGURING", "COPYING"), "slots are open")
     record = scenario.record(operation)
     assert record is not None and record.created_group is not None
     group = record.created_group
@@ -276,9 +276,19 @@ def test_no_node_is_declared_dead_in_a_change_while_one_of_its_groups_has_no_quo
     ("stage", "victim"),
     spread(
         [
-            *(("SEALED", "newcomer"), ("OPEN", "holder"), ("FORMAL", "member"), ("MOVING", "newcomer")),
-            *(("OPEN", "newcomer"), ("FORMAL", "newcomer"), ("SEALED", "member"), ("OPEN", "member")),
-            *(("MOVING", "member"), ("SEALED", "holder"), ("FORMAL", "holder"), ("MOVING", "holder")),
+            *(
+                ("SEALED", "newcomer"),
+                ("OPEN", "holder"),
+                ("RECONFIGURING", "member"),
+                ("COPYING", "newcomer"),
+            ),
+            *(("OPEN", "newcomer"), ("RECONFIGURING", "newcomer"), ("SEALED", "member"), ("OPEN", "member")),
+            *(
+                ("COPYING", "member"),
+                ("SEALED", "holder"),
+                ("RECONFIGURING", "holder"),
+                ("COPYING", "holder"),
+            ),
         ],
         4,
     ),
@@ -291,7 +301,7 @@ def test_a_permanent_loss_amends_the_operation_and_is_cleared_by_the_next(stage:
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
     operation = scenario.change("add-node", newcomer, Options(hold_release_ms=3_600_000))
-    reached = ("SEALED", "OPEN", "FORMAL", "MOVING")
+    reached = ("SEALED", "OPEN", "RECONFIGURING", "COPYING")
     scenario.until(
         lambda: scenario.stage(operation) in reached[reached.index(stage) :], f"{stage} is reached"
     )
@@ -469,13 +479,13 @@ def test_slots_move_while_their_files_are_compacted(kind: str, seed: int) -> Non
         assert record is not None
         moved = {s for m in record.moves for a, b in m.slots for s in range(a, b)}
         if compacting(scenario, moved if kind == "remove-node" else None):
-            met.add(record.stage.value)
-        return record.stage.value == "DONE"
+            met.add(record.stage.name)
+        return record.stage.name == "DONE"
 
     if seed % 2:
         scenario.sim.at(500, lambda: scenario.kill("node3", 300, power=True))
     scenario.until(over, f"{operation} is over")
-    assert met & {"SEALED", "OPEN", "FORMAL", "MOVING"}, met
+    assert met & {"SEALED", "OPEN", "RECONFIGURING", "COPYING"}, met
     if kind == "remove-node":
         scenario.sim.nodes["node2"].alive = False
     scenario.sim.faults.heal()
@@ -638,7 +648,7 @@ def test_a_delete_of_a_slot_s_earlier_ownership_hides_nothing_when_the_slot_retu
     write(deletes=1.0)
     scenario.finish(move(away))
     write(deletes=0.0)
-    scenario.hold("after:MOVING")
+    scenario.hold("after:COPYING")
     operation = move(home)
     states = [
         r.state

@@ -120,10 +120,10 @@ def test_one_clock_ends_no_hold() -> None:
     wrong = scenario.sim.nodes[leaders(scenario)[META]]
     wrong.clock = WallClock(60 * DAY_MS)
     scenario.sim.pause(2 * hold_ms)
-    assert scenario.stage(name) == "MOVING", "it waits for the clocks too"
+    assert scenario.stage(name) == "COPYING", "it waits for the clocks too"
     wrong.clock = WallClock(-60 * DAY_MS)
     scenario.sim.pause(1_000)
-    assert scenario.stage(name) == "MOVING"
+    assert scenario.stage(name) == "COPYING"
     wrong.clock = WallClock()
     scenario.finish(name)
     assert scenario.sim.now - since < 2 * hold_ms + 5_000

@@ -68,45 +68,45 @@ def test_a_drained_node_leads_nothing_until_it_is_undrained(seed: int) -> None:
 
 
 def with_a_stalled_successor(seed: int) -> tuple[Scenario, str, str, str]:
-    """A cluster that nobody writes to: (it, a header, its group, the voter that is asked first to take over
+    """A cluster that nobody writes to: (it, a owner, its group, the voter that is asked first to take over
     and whose disk stands still)."""
     scenario = Scenario(seed)
     scenario.form()
     scenario.sim.pause(SETTLE_MS)
-    header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
-    voters = scenario.sim.nodes[header].host.replicas.data[group].raft.log.config.voters
-    stalled = min(v for v in voters if v != header)
+    owner, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
+    voters = scenario.sim.nodes[owner].host.replicas.data[group].raft.log.config.voters
+    stalled = min(v for v in voters if v != owner)
     scenario.sim.faults.stalled.add(stalled)
-    return scenario, header, group, stalled
+    return scenario, owner, group, stalled
 
 
 @pytest.mark.parametrize("seed", spread([1, 2, 3]))
 def test_a_stalled_successor_does_not_delay_a_drain(seed: int) -> None:
     """It responds and has all entries, so it is asked to take over but cannot: then another node is asked."""
-    scenario, header, group, stalled = with_a_stalled_successor(seed)
-    scenario.request(q.Drain(header, True, "sim"), Accepted)
-    scenario.until(lambda: leaders(scenario).get(group) not in (None, header), "another leads", 2_000)
+    scenario, owner, group, stalled = with_a_stalled_successor(seed)
+    scenario.request(q.Drain(owner, True, "sim"), Accepted)
+    scenario.until(lambda: leaders(scenario).get(group) not in (None, owner), "another leads", 2_000)
     assert leaders(scenario)[group] != stalled
 
 
 @pytest.mark.parametrize("seed", spread([1, 2, 3]))
 def test_a_stopping_node_asks_the_next_successor_too(seed: int) -> None:
-    scenario, header, group, stalled = with_a_stalled_successor(seed)
-    node = scenario.sim.nodes[header]
+    scenario, owner, group, stalled = with_a_stalled_successor(seed)
+    node = scenario.sim.nodes[owner]
     began = scenario.sim.now
     while node.host.transfer_leadership(scenario.sim.now):
         node.wake()
         scenario.sim.pause(HAND_OVER_POLL_MS)
         assert scenario.sim.now - began < 1_500
-    assert leaders(scenario)[group] not in (header, stalled)
+    assert leaders(scenario)[group] not in (owner, stalled)
 
 
 def test_a_node_does_not_stop_while_its_only_successor_takes_over() -> None:
     scenario = formed(1)
     led = leaders(scenario)
-    header, group = next((n, g) for g, n in sorted(led.items()) if g != META and n != led[META])
-    host = scenario.sim.nodes[header].host
-    other, *more = (v for v in host.replicas.data[group].raft.log.config.voters if v != header)
+    owner, group = next((n, g) for g, n in sorted(led.items()) if g != META and n != led[META])
+    host = scenario.sim.nodes[owner].host
+    other, *more = (v for v in host.replicas.data[group].raft.log.config.voters if v != owner)
     for third in more:
         scenario.request(q.Drain(third, True, "sim"), Accepted)
     scenario.until(lambda: host.replicas.data[group].raft.can_change(), "its log is committed")
@@ -116,12 +116,12 @@ def test_a_node_does_not_stop_while_its_only_successor_takes_over() -> None:
 
 def test_a_leadership_transfer_survives_a_lost_first_message() -> None:
     """The way back to whom is asked was cut for a moment only."""
-    scenario, header, group, other = with_a_stalled_successor(2)
+    scenario, owner, group, other = with_a_stalled_successor(2)
     scenario.sim.faults.stalled.clear()
-    host = scenario.sim.nodes[header].host
-    scenario.sim.faults.cut.add((header, other))
+    host = scenario.sim.nodes[owner].host
+    scenario.sim.faults.cut.add((owner, other))
     host.leadership.transfer(host.replicas.data[group], other)
-    scenario.sim.nodes[header].wake()
+    scenario.sim.nodes[owner].wake()
     scenario.sim.pause(30)
     scenario.sim.faults.cut.clear()
     scenario.until(lambda: leaders(scenario).get(group) == other, "it takes over", 200)
@@ -130,11 +130,11 @@ def test_a_leadership_transfer_survives_a_lost_first_message() -> None:
 @pytest.mark.parametrize("seed", spread([1, 2, 3]))
 def test_writes_are_accepted_while_no_node_can_take_over(seed: int) -> None:
     """A leadership transfer refuses writes while it is attempted, so it is not attempted all the time."""
-    scenario, header, group, stalled = with_a_stalled_successor(seed)
-    host = scenario.sim.nodes[header].host
-    for third in set(host.replicas.data[group].raft.log.config.voters) - {header, stalled}:
+    scenario, owner, group, stalled = with_a_stalled_successor(seed)
+    host = scenario.sim.nodes[owner].host
+    for third in set(host.replicas.data[group].raft.log.config.voters) - {owner, stalled}:
         scenario.request(q.Drain(third, True, "sim"), Accepted)
-    scenario.request(q.Drain(header, True, "sim"), Accepted)
+    scenario.request(q.Drain(owner, True, "sim"), Accepted)
     taken = 0
     for _ in range(1_000):
         scenario.sim.pause(15)
@@ -147,17 +147,17 @@ def test_writes_are_accepted_while_no_node_can_take_over(seed: int) -> None:
 
 def test_a_node_that_took_over_before_is_asked_first_next_time() -> None:
     scenario = formed(1)
-    header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
+    owner, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
     _, *others = sorted(
-        scenario.sim.nodes[header].host.replicas.data[group].raft.log.config.voters, key=lambda v: v != header
+        scenario.sim.nodes[owner].host.replicas.data[group].raft.log.config.voters, key=lambda v: v != owner
     )
     for other in others[1:]:
         scenario.request(q.Drain(other, True, "sim"), Accepted)
     for _ in range(2):
-        scenario.request(q.Drain(header, True, "sim"), Accepted)
+        scenario.request(q.Drain(owner, True, "sim"), Accepted)
         scenario.until(lambda: leaders(scenario).get(group) == others[0], "it is given away", 1_500)
-        scenario.request(q.Drain(header, False, "sim"), Accepted)
-        scenario.until(lambda: leaders(scenario).get(group) == header, "it comes back", SETTLE_MS)
+        scenario.request(q.Drain(owner, False, "sim"), Accepted)
+        scenario.until(lambda: leaders(scenario).get(group) == owner, "it comes back", SETTLE_MS)
 
 
 def test_a_silent_node_is_not_asked_to_take_over() -> None:
@@ -165,10 +165,10 @@ def test_a_silent_node_is_not_asked_to_take_over() -> None:
     scenario = Scenario(2)
     scenario.form()
     scenario.sim.pause(SETTLE_MS)
-    header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
-    host = scenario.sim.nodes[header].host
+    owner, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
+    host = scenario.sim.nodes[owner].host
     replica = host.replicas.data[group]
-    gone = min(v for v in replica.raft.log.config.voters if v != header)
+    gone = min(v for v in replica.raft.log.config.voters if v != owner)
     assert host.leadership.may_take_over(replica, gone)
     scenario.sim.nodes[gone].stop(power=False)
     scenario.sim.pause(PREFER_OWNER_MS)
@@ -203,7 +203,7 @@ def test_drained_nodes_lead_groups_that_no_other_node_can_lead() -> None:
 @pytest.mark.parametrize("seed", spread(range(1, 7), 2))
 def test_a_planned_stop_causes_no_election_timeout(seed: int) -> None:
     """Every group has another leader when the hand-over says so, and keeps it: none is handed back to the
-    header that was heard a moment ago."""
+    owner that was heard a moment ago."""
     scenario = formed(seed)
     node = leaders(scenario)["meta"]
     led = led_by(scenario, node)
@@ -297,10 +297,10 @@ def test_a_paused_add_copies_nothing_and_continues_when_resumed() -> None:
     scenario.sim.nodes[newcomer].start()
     name = scenario.change("add-node", newcomer)
     scenario.request(q.ControlOperation(name, "pause", "sim"), OperationReply)
-    scenario.until(lambda: scenario.stage(name) == "MOVING", "slots are open again")
+    scenario.until(lambda: scenario.stage(name) == "COPYING", "slots are open again")
     scenario.sim.pause(10_000)
     found = operation(scenario, name)
-    assert (found.stage.value, found.state(), found.copies) == ("MOVING", "paused", [])
+    assert (found.stage.name, found.state(), found.copies) == ("COPYING", "paused", [])
     scenario.request(q.ControlOperation(name, "resume", "sim"), OperationReply)
     scenario.finish(name)
     scenario.quiet()

@@ -10,7 +10,7 @@ from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.script import Script
 from tests.sim.spread import SPREAD
 
-STAGES = ("PLANNED", "SEALED", "OPEN", "FORMAL", "MOVING", "RELEASED", "DONE")
+STAGES = ("PLANNED", "SEALED", "OPEN", "RECONFIGURING", "COPYING", "CLEANUP", "DONE")
 
 
 def test_the_history_of_a_group_has_every_change_of_leader() -> None:

@@ -189,7 +189,7 @@ class Changes:
 
 def _change(kind: ChangeKind, request: BeginChange, table: PartitionTable, replicas: int) -> Change:
     if kind is ChangeKind.MOVE:
-        gains = {header: slots for header, slots in request.gains if slots}
+        gains = {owner: slots for owner, slots in request.gains if slots}
         return change_between(kind, "", table, table.moved(gains, table.ring, table.version + 1), replicas)
     if kind is ChangeKind.ADD:
         change = plan_add(table, request.node, request.after, replicas, request.weight)

@@ -109,6 +109,6 @@ class Probes:
 
 def groups_of(begin: meta.Begin, state: MetaState) -> dict[GroupId, tuple[NodeId, ...]]:
     """Groups that lose or gain slots or change members, with their current members."""
-    headers = {m.source for m in begin.moves} | {m.target for m in begin.moves}
-    headers |= {m.header for m in begin.members}
-    return {g.group: g.members for g in state.image.groups.values() if g.owner in headers}
+    owners = {m.source for m in begin.moves} | {m.target for m in begin.moves}
+    owners |= {m.owner for m in begin.members}
+    return {g.group: g.members for g in state.image.groups.values() if g.owner in owners}

@@ -8,6 +8,7 @@ import msgspec
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.model.requests import ErrorReply, PartitionsListed, Reply, RowsScanned
+from nodeagent.model.requests.rows import BOUNDED, STRONG, WEAK
 
 
 def with_level(
@@ -20,25 +21,25 @@ def with_level(
     its age.
     """
     then = effects.guarded(token, "a read", then)
-    if level == "strong":
+    if level == STRONG:
         replica.read(then, lambda why: effects.refuse(token, "unavailable", why))
     elif not replica.state.rows.recovered:
         effects.refuse(token, "unavailable", f"group {replica.group} is still recovering on this node")
-    elif level == "mid":
+    elif level == BOUNDED:
         bound_ms = replica.config.staleness_max_ms
         refuse = partial(_refuse_stale, effects, replica, token)
         replica.freshness.within(bound_ms, lambda: _with_age(effects, replica, token, then), refuse)
-    elif level == "weak":
+    elif level == WEAK:
         _with_age(effects, replica, token, then)
     else:
-        effects.refuse(token, "invalid_input", f"read level {level!r}", "use strong, mid or weak")
+        effects.refuse(token, "invalid_input", f"read level {level!r}", "use strong, bounded or weak")
 
 
 def _refuse_stale(effects: EffectQueue, replica: DataReplica, token: int, age_ms: int) -> None:
     bound_ms = replica.config.staleness_max_ms
     age = f"confirmed it {age_ms} ms ago" if age_ms >= 0 else "has not confirmed it since its start"
     what = f"the replica of {replica.group} on {replica.raft.node} may be stale: a leader {age}; "
-    what += f"mid allows {bound_ms} ms"
+    what += f"a bounded read allows {bound_ms} ms"
     helps = "ask another member, or read weak: its answers carry their age"
     effects.reply(token, ErrorReply("unavailable", what, helps, {"age_ms": age_ms}))
 

@@ -31,12 +31,12 @@ def not_leader(replica: Replica) -> ErrorReply:
 
 def moved(cluster: Cluster, slot: int, *, waiting: bool) -> ErrorReply:
     table = cluster.meta.placement.table
-    header = table.route(slot) if table is not None and 0 <= slot < table.slots else None
+    owner = table.route(slot) if table is not None and 0 <= slot < table.slots else None
     return ErrorReply(
         "moved",
         f"slot {slot} is not open here",
         "refresh the partition table",
-        {"slot": slot, "header": header, "table_version": cluster.meta.placement.version, "wait": waiting},
+        {"slot": slot, "header": owner, "table_version": cluster.meta.placement.version, "wait": waiting},
     )
 
 

@@ -50,7 +50,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True):
-    """A data group that exists; `header` is the group owner.
+    """A data group that exists; `owner` is the group owner.
 
     `members` follow from the ring (from the previous ring while the group is `dissolving`), without members
     that are permanently lost. The first replicas are created with `initial_members` and `initial_slots`, as

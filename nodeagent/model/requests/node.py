@@ -231,7 +231,7 @@ class EventsReply(Message, frozen=True, tag="EventsReply"):
 
 
 class SetFailpoints(Message, frozen=True, tag="SetHolds"):
-    """For tests: stop operations at these failpoints (`scaling.holds`) on this node; () lets them
+    """For tests: stop operations at these failpoints (`scaling.failpoints`) on this node; () lets them
     continue."""
 
     traits: ClassVar = Traits(MEMBERS)

@@ -10,6 +10,9 @@ from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.operation import Ranges
 from nodeagent.model.requests.base import MEMBERS, READERS, Message, Repeat, Traits
 
+STRONG, BOUNDED, WEAK = "strong", "mid", "weak"
+"""Read levels as they are sent; "mid" was the name of bounded reads in 0.1.0."""
+
 
 class ProbeGroup(Message, frozen=True, tag="ProbeGroup"):
     """Test whether the group has a live quorum: `Accepted` after a read index, else `unavailable`."""
@@ -104,8 +107,8 @@ class ScanRows(Message, frozen=True, tag="ScanRows"):
 
     The page begins behind `after` and ends at `until` or when it is full. Readers of earlier releases set
     neither and continue with `cursor`, a place between two partitions. `limit`, unless 0, is the largest
-    number of rows to read of each partition and of each page. `read` is the consistency: `strong`, `mid`
-    (bounded) or `weak`. `operation` reads slots that this operation sealed from a previous holder; it needs
+    number of rows to read of each partition and of each page. `read` is the read level: `STRONG`,
+    `BOUNDED` or `WEAK`. `operation` reads slots that this operation sealed from a previous holder; it needs
     `slots`.
     """
 

@@ -1,4 +1,4 @@
-"""ConnectionLimits of connections: unknown peers lock nobody out, and a greedy reader affects only readers."""
+"""Connection limits: unknown peers lock nobody out, and a greedy reader affects only readers."""
 
 import pytest
 
