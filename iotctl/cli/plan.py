@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iotctl.cli.option_sets import with_option_sets
 from iotctl.cli.options import AcceptLayout, Nodes, Rate, one_of
 from iotctl.cli.session import Session, session_of
 from iotctl.playbook.traits import READS, Traits, step
@@ -25,6 +27,29 @@ FromStatus = Annotated[
     ),
 ]
 Detailed = Annotated[bool, typer.Option("--detailed-exitcode", help="Exit 8 if the plan changes something.")]
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Where a plan gets its facts, and where it goes."""
+
+    rate: Rate = "auto"
+    out: Out = None
+    detailed_exitcode: Detailed = False
+    from_status: FromStatus = None
+
+    def facts(self, session: Session, *, write_rates: bool = False) -> ClusterFacts:
+        """The facts of the live cluster, or of a saved status."""
+        from iotctl.observe.facts import plan_facts, saved_facts
+        from iotctl.spec.units import parse_rate
+
+        bytes_per_s = parse_rate(self.rate)
+        if self.from_status is not None:
+            return saved_facts(session.cwd / self.from_status, session.source, rate=bytes_per_s)
+        return plan_facts(session.cluster, session.source, rate=bytes_per_s, write_rates=write_rates)[0]
+
+    def show(self, session: Session, plan: Plan) -> int:
+        return show_plan(session, plan, out=self.out, detailed=self.detailed_exitcode)
 
 
 @app.callback()
@@ -54,6 +79,7 @@ def spec(
 
 @app.command("add-node")
 @step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
+@with_option_sets
 def add_node(
     ctx: typer.Context,
     names: Nodes,
@@ -61,59 +87,55 @@ def add_node(
         str | None, typer.Option(help="Place the new nodes after this node on the ring.")
     ] = None,
     accept_layout: AcceptLayout = False,
-    rate: Rate = "auto",
-    out: Out = None,
-    detailed_exitcode: Detailed = False,
-    from_status: FromStatus = None,
+    *,
+    options: PlanOptions,
 ) -> int:
     """Plan adding nodes."""
     from iotctl.plan.make import make_add
 
     session = session_of(ctx)
-    facts = _facts(session, rate, from_status)
+    facts = options.facts(session)
     made = make_add(facts, names, after, accept_layout=accept_layout)
-    return show_plan(session, made, out=out, detailed=detailed_exitcode)
+    return options.show(session, made)
 
 
 @app.command("remove-node")
 @step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
+@with_option_sets
 def remove_node(
     ctx: typer.Context,
     names: Nodes,
     accept_layout: AcceptLayout = False,
-    rate: Rate = "auto",
-    out: Out = None,
-    detailed_exitcode: Detailed = False,
-    from_status: FromStatus = None,
+    *,
+    options: PlanOptions,
 ) -> int:
     """Plan removing nodes."""
     from iotctl.plan.make import make_remove
 
     session = session_of(ctx)
-    facts = _facts(session, rate, from_status)
+    facts = options.facts(session)
     made = make_remove(facts, names, accept_layout=accept_layout)
-    return show_plan(session, made, out=out, detailed=detailed_exitcode)
+    return options.show(session, made)
 
 
 @app.command("replace-node")
 @step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
+@with_option_sets
 def replace_node(
     ctx: typer.Context,
     old: Annotated[str, typer.Argument(metavar="OLD", help="The node that leaves.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The node that takes its place.")],
     accept_layout: AcceptLayout = False,
-    rate: Rate = "auto",
-    out: Out = None,
-    detailed_exitcode: Detailed = False,
-    from_status: FromStatus = None,
+    *,
+    options: PlanOptions,
 ) -> int:
     """Plan replacing a node by a new node."""
     from iotctl.plan.make import make_replace
 
     session = session_of(ctx)
-    facts = _facts(session, rate, from_status)
+    facts = options.facts(session)
     made = make_replace(facts, old, new, accept_layout=accept_layout)
-    return show_plan(session, made, out=out, detailed=detailed_exitcode)
+    return options.show(session, made)
 
 
 def _strategy(text: str) -> str:
@@ -124,6 +146,7 @@ def _strategy(text: str) -> str:
 
 @app.command("rebalance")
 @step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
+@with_option_sets
 def rebalance(
     ctx: typer.Context,
     strategy: Annotated[
@@ -140,31 +163,16 @@ def rebalance(
             "--max-moves", min=1, metavar="N", help="Move at most N slots, the most effective first."
         ),
     ] = None,
-    rate: Rate = "auto",
-    out: Out = None,
-    detailed_exitcode: Detailed = False,
-    from_status: FromStatus = None,
+    *,
+    options: PlanOptions,
 ) -> int:
     """Plan moving slots between the existing groups, without adding or removing nodes."""
     from iotctl.plan.make import make_rebalance
 
     session = session_of(ctx)
-    facts = _facts(session, rate, from_status, write_rates=True)
+    facts = options.facts(session, write_rates=True)
     plan = make_rebalance(facts, strategy, max_moves)
-    return show_plan(session, plan, out=out, detailed=detailed_exitcode)
-
-
-def _facts(
-    session: Session, rate: str, from_status: str | None, *, write_rates: bool = False
-) -> ClusterFacts:
-    """The facts of the live cluster, or of a saved status."""
-    from iotctl.observe.facts import plan_facts, saved_facts
-    from iotctl.spec.units import parse_rate
-
-    bytes_per_s = parse_rate(rate)
-    if from_status is not None:
-        return saved_facts(session.cwd / from_status, session.source, rate=bytes_per_s)
-    return plan_facts(session.cluster, session.source, rate=bytes_per_s, write_rates=write_rates)[0]
+    return options.show(session, plan)
 
 
 def _why_empty(plan: Plan) -> str:

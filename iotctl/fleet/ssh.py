@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import fabric
@@ -241,22 +240,6 @@ class Connector:
         if isinstance(found, Unreachable):
             raise found
         return found
-
-
-def read_config(path: Path, host: str) -> dict[str, list[str]]:
-    """The settings for a host in the configuration file `path`, read without an OpenSSH client.
-
-    Raises:
-        ValueError: the file is not an SSH configuration.
-    """
-    config = paramiko.SSHConfig()
-    if path.is_file():
-        with path.open() as file:
-            try:
-                config.parse(file)
-            except (paramiko.SSHException, paramiko.ssh_exception.ConfigParseError) as error:
-                raise ValueError(str(error)) from None
-    return {k: v if isinstance(v, list) else [str(v)] for k, v in config.lookup(host).items()}
 
 
 class _Connection(fabric.Connection):  # type: ignore[misc] # fabric has no types

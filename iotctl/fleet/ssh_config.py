@@ -138,14 +138,12 @@ def _asked(target: Target, env: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _read(target: Target, env: Mapping[str, str]) -> dict[str, list[str]]:
-    from iotctl.fleet.ssh import read_config
-
     settings: dict[str, list[str]] = {
         "user": [getpass.getuser()],
         "identityfile": list(KEYS),
         "userknownhostsfile": [" ".join(KNOWN_HOSTS)],
     }
-    settings |= read_config(Path(env.get(CONFIG) or Path.home() / ".ssh" / "config"), target.host)
+    settings |= _read_config(Path(env.get(CONFIG) or Path.home() / ".ssh" / "config"), target.host)
     given = {
         "user": target.user,
         "port": str(target.port or ""),
@@ -153,6 +151,24 @@ def _read(target: Target, env: Mapping[str, str]) -> dict[str, list[str]]:
         "identityfile": target.key,
     }
     return settings | {k: [v] for k, v in given.items() if v}
+
+
+def _read_config(path: Path, host: str) -> dict[str, list[str]]:
+    """The settings for a host in the configuration file `path`, read without an OpenSSH client.
+
+    Raises:
+        ValueError: the file is not an SSH configuration.
+    """
+    import paramiko
+
+    config = paramiko.SSHConfig()
+    if path.is_file():
+        with path.open() as file:
+            try:
+                config.parse(file)
+            except (paramiko.SSHException, paramiko.ssh_exception.ConfigParseError) as error:
+                raise ValueError(str(error)) from None
+    return {k: v if isinstance(v, list) else [str(v)] for k, v in config.lookup(host).items()}
 
 
 def _of_settings(target: Target, settings: Mapping[str, list[str]]) -> Route:

@@ -80,6 +80,7 @@ class Cluster(Protocol):
         time_to: int | None = None,
     ) -> DeleteReport: ...
 
+    # Over the limit of 8 parameters because it is that of the client.
     def scan(
         self,
         storage_group: str,

@@ -59,9 +59,10 @@ def await_executors(session: "SparkSession", progress: Progress, wait_s: float =
 
 
 def _probe(unit: bytes) -> bytes:
-    """A task that imports what the real tasks import."""
-    import iotctl.pipeline.content
-    import iotctl.pipeline.migrate  # noqa: F401
+    """A task that needs the same packages as the real tasks."""
+    import iotctl.pipeline.compare
+    import iotctl.pipeline.fetch
+    import iotctl.pipeline.link  # noqa: F401
 
     return unit
 

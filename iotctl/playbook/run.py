@@ -168,15 +168,13 @@ class Runner:
     def _checked(self, i: int, step: StepEntry, earlier: list[Use]) -> StepResult:
         """Check step `i`. `earlier`: the uses that would change something; this step's is added to them."""
         try:
-            if step.when and not holds(condition(step.when), self._values):
-                return self._result(i, step, SKIPPED, message=f"when {step.when}")
-            arguments = self._arguments(step)
-            if arguments is None:
-                return self._result(i, step, SKIPPED, message=OUTSIDE)
+            arguments = self._arguments_unless_skipped(i, step)
         except KeyError as error:  # an earlier step has not run
             return self._result(i, step, UNKNOWN, message=str(error.args[0]))
         except BadExpression as error:
             return self._result(i, step, FAILED, message=str(error))
+        if isinstance(arguments, StepResult):
+            return arguments
         try:
             found = self._tools.inspect(step.uses, arguments)
             # A step that writes a file or asks the operator is not run; steps that need it are unknown.
@@ -196,14 +194,12 @@ class Runner:
     def _run_step(self, i: int, step: StepEntry) -> StepResult:
         began = self._tools.clock()
         try:
-            if step.when and not holds(condition(step.when), self._values):
-                return self._result(i, step, SKIPPED, message=f"when {step.when}")
-            arguments = self._arguments(step)
-            if arguments is None:
-                return self._result(i, step, SKIPPED, message=OUTSIDE)
+            arguments = self._arguments_unless_skipped(i, step)
         except (KeyError, BadExpression) as error:
             message = str(error.args[0])
             return self._result(i, step, FAILED, message=message, code=5)
+        if isinstance(arguments, StepResult):
+            return arguments
         digest = self._history.digest(step.uses, arguments)
         try:
             found = self._settled(step, arguments)
@@ -276,6 +272,13 @@ class Runner:
             self._values.register(step.register, shown)
         self._journal.append(Entry("outcome", self._now(), own, digest, result))
         return result
+
+    def _arguments_unless_skipped(self, i: int, step: StepEntry) -> dict[str, Any] | StepResult:
+        """The step's arguments, or its result if it is skipped."""
+        if step.when and not holds(condition(step.when), self._values):
+            return self._result(i, step, SKIPPED, message=f"when {step.when}")
+        arguments = self._arguments(step)
+        return self._result(i, step, SKIPPED, message=OUTSIDE) if arguments is None else arguments
 
     def _arguments(self, step: StepEntry) -> dict[str, Any] | None:
         """The step's arguments with all values inserted; conditions stay unevaluated.

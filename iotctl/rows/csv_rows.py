@@ -19,6 +19,7 @@ from iotctl.rows.blocks import BAD_ROWS_MAX, BadRow, Block, Columns, Int64s
 from iotctl.rows.exact import INFINITE
 from iotctl.rows.masks import nulls
 from iotctl.rows.times import TimeRule
+from nodeagent.table.arrow import ARROW_TYPES
 
 BLOCK_BYTES = 8 * 1024 * 1024
 NULLS = ("", "NA", "N/A", "NULL", "null", "None", "nan", "NaN", "NAN", "-")
@@ -27,17 +28,8 @@ pair of quotes is the empty string, as `data export` writes them."""
 
 _MS = TimeRule("ms")
 
-ARROW = {
-    "BOOLEAN": pa.bool_(),
-    "INT32": pa.int32(),
-    "INT64": pa.int64(),
-    "FLOAT": pa.float32(),
-    "DOUBLE": pa.float64(),
-    "TEXT": pa.string(),
-    "STRING": pa.string(),
-    "TIMESTAMP": pa.timestamp("ns"),
-    "DATE": pa.date32(),
-}
+ARROW = {kind: arrow for kind, arrow in ARROW_TYPES.items() if kind != "BLOB"}
+"""CSV has no notation for bytes."""
 
 
 class _Ended(io.FileIO):

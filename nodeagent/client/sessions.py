@@ -1,6 +1,6 @@
 """The client's side of sessions: which (session, sequence) a write gets, and which writes have ended.
 
-Sequences count from 1 per (session, slot). All sequences up to `settled` (acknowledged through) have ended
+Sequences count from 1 per (session, slot). All sequences up to `acknowledged_through` have ended
 for the client, whatever their outcome: the group may forget them. At most half of the sequences that the
 group remembers are outstanding, so that it always recognises a late duplicate.
 """
@@ -25,7 +25,7 @@ class _Slot:
         self.acknowledged_through = 0
         self.open: set[int] = set()
         self.moved = asyncio.Event()
-        """Set when `settled` grows; cleared by the task that waits for it."""
+        """Set when `acknowledged_through` grows; cleared by the task that waits for it."""
 
     def finish(self, sequence: int) -> None:
         self.open.discard(sequence)

@@ -78,7 +78,7 @@ class CloseFile(msgspec.Struct, array_like=True, frozen=True, tag=5):
 class DeleteRange(msgspec.Struct, array_like=True, frozen=True, tag=6):
     """Delete the rows in [time_from, time_to] whose tags equal `tags`; () matches every row.
 
-    `session`, `sequence` and `settled` as in `WriteRows`.
+    `session`, `sequence` and `acknowledged_through` as in `WriteRows`.
     """
 
     session: str

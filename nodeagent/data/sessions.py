@@ -98,11 +98,12 @@ class InSlot:
     def has(self, session: str, sequence: int) -> bool:
         return sequence <= self.floor(session) or sequence in self._above.get(session, ())
 
-    def record(self, session: str, sequence: int, settled: int) -> bool:
-        """Record a write; return whether it is new. The client never retries sequences <= `settled`."""
+    def record(self, session: str, sequence: int, acknowledged_through: int) -> bool:
+        """Record a write; return whether it is new. The client never retries sequences <=
+        `acknowledged_through`."""
         floors = self._open()
         self._packed = None
-        floor = max(floors.get(session, 0), settled)
+        floor = max(floors.get(session, 0), acknowledged_through)
         if sequence == floor + 1 and session not in self._above:
             floors[session] = sequence
             return True
@@ -213,14 +214,14 @@ class Sessions:
         seen = self._seen(session, slot)
         return seen is not None and seen.has(session, sequence)
 
-    def record(self, session: str, slot: int, sequence: int, settled: int) -> bool:
+    def record(self, session: str, slot: int, sequence: int, acknowledged_through: int) -> bool:
         """Record a write of a known session; return whether it is new (`InSlot.take`)."""
         book = self._book(session, slot)
         assert book is not None, (session, slot)
         seen = book.seen.get(slot)
         if seen is None:
             seen = book.seen[slot] = InSlot()
-        return seen.record(session, sequence, settled)
+        return seen.record(session, sequence, acknowledged_through)
 
     def written(self) -> set[int]:
         """Slots that any session wrote."""

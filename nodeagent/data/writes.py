@@ -121,14 +121,16 @@ class Writes:
         """Forget refused writes up to log index `base`: the log is not needed up to there."""
         self.refused = {i for i in self.refused if i > base}
 
-    def _check_session(self, session: str, slot: int, sequence: int, settled: int) -> ErrorReply | None:
+    def _check_session(
+        self, session: str, slot: int, sequence: int, acknowledged_through: int
+    ) -> ErrorReply | None:
         if not self._sessions.knows(session, slot):
             return ErrorReply(
                 "session_expired",
                 f"group {self._group} does not know session {session}: it expired after disuse",
                 "open a new session",
             )
-        floor = max(self._sessions.floor(session, slot), settled)
+        floor = max(self._sessions.floor(session, slot), acknowledged_through)
         if sequence > floor + limits.SESSION_WINDOW:
             return ErrorReply(
                 "overloaded",

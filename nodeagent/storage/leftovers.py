@@ -1,4 +1,4 @@
-"""Find files below a node's data directory that no group needs: invariant L4, on one disk.
+"""Find files below a node's data directory that no group needs.
 
 A node at rest has, for each of its groups, a checkpoint and the files that its manifest names, each under one
 name, and nothing else. Other files are reported with a kind that is guessed from their place; nothing here

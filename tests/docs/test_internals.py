@@ -13,9 +13,9 @@ def test_the_table_of_stages_equals_the_code() -> None:
     page = (INTERNALS / "scaling.md").read_text()
     rows = re.findall(r"^\| `([A-Z]+)` \|.*\| ([^|]*) \|$", page, re.MULTILINE)
     assert {stage: set(re.findall(r"`([A-Z]+)`", after)) for stage, after in rows} == {
-        stage.name: {s.value for s in after} for stage, after in NEXT.items()
+        stage.name: {s.name for s in after} for stage, after in NEXT.items()
     }
-    assert [stage for stage, _ in rows] == [s.value for s in Stage]
+    assert [stage for stage, _ in rows] == [s.name for s in Stage]
 
 
 def test_every_invariant_has_a_row() -> None:

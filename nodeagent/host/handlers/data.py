@@ -121,7 +121,7 @@ class DataRequests:
             isinstance(request, q.Write | q.DeleteRows)
             and not 0 <= request.acknowledged_through < request.sequence
         ):
-            what = "sequences begin at 1, and `settled` must be less than the sequence"
+            what = "sequences begin at 1, and `acknowledged_through` must be less than the sequence"
             return q.ErrorReply("invalid_input", what)
         return None
 

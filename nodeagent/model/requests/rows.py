@@ -39,7 +39,7 @@ class SessionOpened(Message, frozen=True, tag="SessionOpened"):
 class Write(Message, frozen=True, tag="Write"):
     """Write rows of one table and one partition, given as an Arrow IPC stream. The reply is `Written`.
 
-    `sequence` counts the session's writes to this slot from 1. `settled` is acknowledged through: the client
+    `sequence` counts the session's writes to this slot from 1. `acknowledged_through`: the client
     never retries this sequence or an earlier one, so that the group need not remember them.
     """
 
