@@ -22,7 +22,7 @@ def on_list(cluster: Cluster, replica: DataReplica, token: int, request: request
         infos, end = _list(replica, request)
         if end is not None and not request.paged:
             return cluster.effects.refuse(
-                token, "refused", "the list is longer than a page", "upgrade iotctl to 0.2.0"
+                token, "refused", "the list is longer than a page", "use a newer iotctl"
             )
         handover, _ = elsewhere(cluster, replica, replica.state.slots.open)
         return cluster.effects.reply(

@@ -143,7 +143,7 @@ def _scan(
             end = None  # the page holds everything up to there
         if s.after is None and end is not None and end.key is not None:
             return cluster.effects.refuse(
-                token, "refused", "a partition is larger than a page", "upgrade iotctl to 0.2.0"
+                token, "refused", "a partition is larger than a page", "use a newer iotctl"
             )
         return cluster.effects.reply(token, answer(result.ipc, result.rows, end))
 
