@@ -48,14 +48,14 @@ class Checkpoint(msgspec.Struct):
 
     unfiled: list[tuple[int, PartitionKey, int]] = []
     """The partitions of `pending` closes that are not filed: (log index of the close, partition, number of
-    its first unit). Empty in a checkpoint of a release that filed whole closes: there every partition of a
-    pending close is left."""
+    its first unit). Empty in a checkpoint of a release that added all files of a close to the manifest at
+    once: no partition of its pending closes is filed."""
 
     parked: list[tuple[int, str, str]] = []
     """(log index of a pending close, name of the TsFile that must not be made, reason)"""
 
     staged: dict[str, dict[GroupId, dict[int, Part]]] = {}
-    """As `handover.Staged.parts`."""
+    """As `slot_migration.Staged.parts`."""
 
     substitutes: list[str] = []
     """As `Files.substitutes`."""
@@ -70,29 +70,29 @@ class Checkpoint(msgspec.Struct):
     def closes(self) -> list[Pending]:
         return [self._close(*of_close) for of_close in self.pending]
 
-    def _close(self, index: int, entry: bytes, schemas: list[TableSchema], gone: set[int]) -> Pending:
+    def _close(self, index: int, entry: bytes, schemas: list[TableSchema], released: set[int]) -> Pending:
         command = commands.decode(entry)
         assert isinstance(command, commands.CloseFile)
         parts = {p: ClosePart(first) for i, p, first in self.unfiled if i == index}
         parts = parts or {p: ClosePart(None) for _, p in command.partitions}
         parked = {name: why for i, name, why in self.parked if i == index}
-        return Pending(index, command, parts, schemas, gone, parked)
+        return Pending(index, command, parts, schemas, released, parked)
 
     def put_adoptions(self, waiting: Iterable[Adopting]) -> None:
         self.adopting += [(a.index, commands.encode(a.command), a.released) for a in waiting]
 
     def adoptions(self) -> list[Adopting]:
         made = []
-        for index, entry, gone in self.adopting:
+        for index, entry, released in self.adopting:
             command = commands.decode(entry)
             assert isinstance(command, commands.Adopt)
-            made.append(Adopting(index, command, gone))
+            made.append(Adopting(index, command, released))
         return made
 
-    def put_compactions(self, under_way: Iterable[Compacting]) -> None:
+    def put_compactions(self, active: Iterable[Compacting]) -> None:
         """Save the compactions, except those of released slots: no job of theirs runs after a restart."""
         self.compacting += [
-            (c.index, commands.encode(c.command), c.schema, c.tombstones) for c in under_way if not c.released
+            (c.index, commands.encode(c.command), c.schema, c.tombstones) for c in active if not c.released
         ]
 
     def compactions(self) -> list[Compacting]:

@@ -5,8 +5,8 @@ Until then reads take the frozen rows from memory and the log that holds them is
 or a full disk costs only time: the same units are requested again.
 
 Files enter the manifest per partition, in the order of the closes: a file that cannot be made holds back its
-own partition and no other. To end that, the leader *parks* the unit: after repeated failures, on all members
-as far as it can tell, it logs a `Park`, which stores the rows as Arrow. Arrow accepts any rows. Every member
+own partition and no other. To end that, the leader *parks* the unit: after repeated failures, as far as it
+knows on all members, it logs a `Park`, which stores the rows as Arrow. Arrow accepts any rows. Every member
 then makes the Arrow file, including a member that has already made the TsFile (`compaction.job_of`).
 """
 
@@ -32,7 +32,7 @@ class Part(msgspec.Struct):
 
     first: int | None
     """Number of the first unit within the close; file names are numbered from it. None in a checkpoint of a
-    release that filed whole closes: it is then counted from the units."""
+    release that added all files of a close to the manifest at once: it is then counted from the units."""
 
     units: tuple[CloseUnit, ...] = ()
     """Empty after a restart until the rows are back in memory."""
@@ -64,7 +64,7 @@ class Pending(msgspec.Struct):
 
     @property
     def first_index(self) -> int:
-        """Log index of its oldest row."""
+        """Log index of the oldest row in the close."""
         return min((u.batches[0].order[0] for u in self.units), default=self.index)
 
     @property
@@ -76,7 +76,7 @@ class Pending(msgspec.Struct):
         return all(u.spec.name in self.made for u in self.parts[partition].units)
 
     def on_made(self, unit: CloseUnit, file: FileMeta | None) -> None:
-        """Record that the unit's file is durable; without effect if its partition is filed already."""
+        """Record that the unit's file is durable; no effect if its partition is filed already."""
         if any(u.spec.name == unit.spec.name for u in self._of(unit.spec.partition)):
             assert file is None or (file.name, file.order) == (unit.spec.name, unit.spec.order), (
                 file,
@@ -241,7 +241,7 @@ class Closes:
             if pending is not None and unit.spec.slot in pending.released:
                 pending.on_made(unit, None)
             elif pending is not None and unit.spec.name not in pending.parked:
-                if self._is_past(unit):
+                if self._has_expired(unit):
                     pending.on_made(unit, None)
                 else:
                     wanted.append(unit)
@@ -287,7 +287,7 @@ class Closes:
         self.pending = [p for p in self.pending if p.parts]
         self._files.prune()
 
-    def _is_past(self, unit: CloseUnit) -> bool:
+    def _has_expired(self, unit: CloseUnit) -> bool:
         """Whether the unit's file would be deleted at once: a later cut-off covers all of its rows, and no
         compaction logged before the cut-off takes the file as an input."""
         spec = unit.spec

@@ -22,20 +22,20 @@ class WriteRows(msgspec.Struct, array_like=True, frozen=True, tag=1):
     """Number of the write among those of the session to this slot, from 1."""
 
     acknowledged_through: int = msgspec.field(name="settled")
-    """Acknowledged through: the client never retries this sequence or an earlier one."""
+    """The client never retries this sequence or an earlier one."""
 
     slot: int
     partition: PartitionKey
     table: str
     schema_version: int
     rows: int
-    """Their number."""
+    """The number of rows."""
 
     time_min: int
     time_max: int
     ipc: memoryview
-    """The rows as an Arrow IPC stream. Once decoded it is a view of the entry's bytes, so that rows in
-    memory whose entry is still in the log are held once."""
+    """The rows as an Arrow IPC stream. Once decoded, it is a view of the entry's bytes: rows in
+    memory take no extra space while their entry is still in the log."""
 
 
 class OpenSession(msgspec.Struct, array_like=True, frozen=True, tag=2):

@@ -51,19 +51,19 @@ class Files:
         self._rows = rows
         self._compactions = compactions
 
-    def keep(self, files: Iterable[FileMeta], gone: set[int]) -> None:
+    def keep(self, files: Iterable[FileMeta], released: set[int]) -> None:
         """Add files to the manifest; unlink files of slots released while they were made or adopted."""
         files = tuple(files)
-        kept = [f for f in files if f.slot not in gone]
+        kept = [f for f in files if f.slot not in released]
         self.manifest.add(kept)
         for key in {(f.partition, f.table) for f in kept}:
-            self.settle(key)
-        self.unlink(f for f in files if f.slot in gone)
+            self.remove_expired(key)
+        self.unlink(f for f in files if f.slot in released)
 
     def replace(self, inputs: Iterable[FileMeta], files: list[FileMeta], key: Key) -> None:
         """Replace `inputs` by `files` in the manifest, as a compaction does."""
         self.delete_later(self.manifest.replace([f.name for f in inputs], files))
-        self.settle(key)
+        self.remove_expired(key)
         self.prune()
 
     def delete_later(self, files: Iterable[FileMeta]) -> None:
@@ -78,10 +78,10 @@ class Files:
 
     def release(self, slots: set[int]) -> None:
         """Remove the files and deletes of these slots."""
-        gone = tuple(f for slot in sorted(slots) for f in self.manifest.remove_slot(slot))
-        for partition in {f.partition for f in gone}:
+        removed = tuple(f for slot in sorted(slots) for f in self.manifest.remove_slot(slot))
+        for partition in {f.partition for f in removed}:
             self.tombstones.drop(partition)
-        self.unlink(gone)
+        self.unlink(removed)
 
     def delete(self, tombstone: Tombstone) -> None:
         self.tombstones.add(tombstone)
@@ -89,17 +89,19 @@ class Files:
 
     def expire(self, cut: Tombstone) -> None:
         self.tombstones.add(cut)
-        self.settle((cut.partition, cut.table))
+        self.remove_expired((cut.partition, cut.table))
         self.prune()
 
-    def settle(self, key: Key) -> None:
-        """Remove those files of the table and partition that have expired; called when files came."""
+    def remove_expired(self, key: Key) -> None:
+        """Remove the expired files of the table and partition, after the manifest or a cut-off changed."""
         self.changed[key] = None
         self.tombstones.touched(*key)
         cuts = self.tombstones.cuts(*key)
         if cuts:
-            gone = compaction.expired(self.manifest.of_partition(*key), cuts, self._compactions.pinned(key))
-            self.delete_later(self.manifest.remove(f.name for f in gone))
+            expired = compaction.expired(
+                self.manifest.of_partition(*key), cuts, self._compactions.pinned(key)
+            )
+            self.delete_later(self.manifest.remove(f.name for f in expired))
 
     def prune(self) -> None:
         """Drop deletes that mask nothing any more: no older file, no row in memory, nothing to be adopted."""

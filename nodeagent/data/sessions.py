@@ -37,7 +37,7 @@ class Table(msgspec.Struct, array_like=True, frozen=True):
     """slot -> applied sequences, as an encoded `packing.Packed`"""
 
 
-class Seen(msgspec.Struct, array_like=True):
+class Applied(msgspec.Struct, array_like=True):
     """Format 1: the sequences up to `floor` and those in `above` are applied."""
 
     floor: int = 0
@@ -48,7 +48,7 @@ class Exported(msgspec.Struct, array_like=True):
     """A table in format 1."""
 
     sessions: list[str]
-    seen: dict[int, dict[str, Seen]]
+    seen: dict[int, dict[str, Applied]]
 
 
 class Image(msgspec.Struct):
@@ -60,7 +60,7 @@ class Image(msgspec.Struct):
     guests: dict[str, set[int]] = {}
     """Format 1: session -> slots that it came with."""
 
-    seen: dict[int, dict[str, Seen]] = {}
+    seen: dict[int, dict[str, Applied]] = {}
     """Format 1: slot -> session -> applied sequences, of own sessions and guests."""
 
     packed: dict[int, bytes] = {}
@@ -70,7 +70,7 @@ class Image(msgspec.Struct):
     """The guests."""
 
 
-class InSlot:
+class SlotSequences:
     """What some sessions wrote in one slot: as dictionaries, packed, or both if they agree."""
 
     __slots__ = ("_above", "_floors", "_packed", "_places")
@@ -143,32 +143,32 @@ class InSlot:
         return self._floors
 
 
-class _Book:
+class _SessionSet:
     """Sessions that are known for the same slots (own sessions for all slots), and their writes per slot."""
 
-    __slots__ = ("places", "seen", "slots")
+    __slots__ = ("places", "sequences", "slots")
 
     def __init__(
         self, sessions: Iterable[str], slots: Iterable[int] = (), seen: dict[int, bytes] | None = None
     ):
         self.places: Places = {session: place for place, session in enumerate(sessions)}
         self.slots = set(slots)
-        self.seen = {slot: InSlot(data, self.places) for slot, data in (seen or {}).items()}
+        self.sequences = {slot: SlotSequences(data, self.places) for slot, data in (seen or {}).items()}
 
-    def expire(self, gone: set[str]) -> None:
+    def expire(self, expired: set[str]) -> None:
         """Forget sessions. What they wrote is removed at the next packing: their names are never reused."""
-        if not gone.isdisjoint(self.places):
-            left = [session for session in self.places if session not in gone]
+        if not expired.isdisjoint(self.places):
+            left = [session for session in self.places if session not in expired]
             self.places = {session: place for place, session in enumerate(left)}
 
     def packed(self) -> dict[int, bytes]:
-        return {slot: self.seen[slot].pack(self.places) for slot in sorted(self.seen)}
+        return {slot: self.sequences[slot].pack(self.places) for slot in sorted(self.sequences)}
 
     def content(self, slot: int) -> tuple[dict[str, int], dict[str, set[int]]]:
-        """As `InSlot.content`, of the sessions that have not expired."""
-        if slot not in self.seen:
+        """As `SlotSequences.content`, of the sessions that have not expired."""
+        if slot not in self.sequences:
             return {}, {}
-        floors, above = self.seen[slot].content()
+        floors, above = self.sequences[slot].content()
         if floors.keys() <= self.places.keys():
             return floors, above
         return (
@@ -181,12 +181,12 @@ class Sessions:
     """All sessions of one group, bounded by `SESSIONS_PER_GROUP_MAX` and `SESSION_WINDOW`."""
 
     def __init__(self) -> None:
-        self._own = _Book(())
-        self._guests: dict[int, _Book] = {}
-        """slot -> the book that came with it"""
+        self._own = _SessionSet(())
+        self._guests: dict[int, _SessionSet] = {}
+        """slot -> the set that came with it"""
 
     def open(self, session: str) -> bool:
-        """Open a session; return whether there was room."""
+        """Open a session; return False if the group has too many."""
         if len(self._own.places) >= limits.SESSIONS_PER_GROUP_MAX:
             return False
         self._own.places.setdefault(session, len(self._own.places))
@@ -194,24 +194,26 @@ class Sessions:
 
     def known(self) -> set[str]:
         """Own sessions and guests."""
-        return {session for book in (self._own, *self._books()) for session in book.places}
+        return {
+            session for session_set in (self._own, *self._session_sets()) for session in session_set.places
+        }
 
     def expire(self, sessions: Iterable[str]) -> None:
-        gone = set(sessions)
-        for book in (self._own, *self._books()):
-            book.expire(gone)
-        self._guests = {slot: book for slot, book in self._guests.items() if book.places}
+        expired = set(sessions)
+        for session_set in (self._own, *self._session_sets()):
+            session_set.expire(expired)
+        self._guests = {slot: session_set for slot, session_set in self._guests.items() if session_set.places}
 
     def knows(self, session: str, slot: int) -> bool:
-        return self._book(session, slot) is not None
+        return self._set_of(session, slot) is not None
 
     def floor(self, session: str, slot: int) -> int:
         """The sequence up to which every write of the session to the slot is a duplicate."""
-        seen = self._seen(session, slot)
+        seen = self._sequences(session, slot)
         return seen.floor(session) if seen is not None else 0
 
     def has(self, session: str, slot: int, sequence: int) -> bool:
-        seen = self._seen(session, slot)
+        seen = self._sequences(session, slot)
         return seen is not None and seen.has(session, sequence)
 
     def record(self, session: str, slot: int, sequence: int, acknowledged_through: int) -> bool:
@@ -225,15 +227,18 @@ class Sessions:
 
     def written(self) -> set[int]:
         """Slots that any session wrote."""
-        return {slot for book in (self._own, *self._books()) for slot in book.seen}
+        return {slot for session_set in (self._own, *self._session_sets()) for slot in session_set.sequences}
 
     # --- slot migration ------------------------------------------------------------------------------
 
     def export(self, slots: Collection[int]) -> bytes:
         """Encode what the gaining groups of `slots` must know. Every member makes the same bytes."""
         wanted = sorted(slots)
-        books = [self._own, *{id(b): b for s in wanted if (b := self._guests.get(s)) is not None}.values()]
-        sessions = sorted({session for book in books for session in book.places})
+        session_sets = [
+            self._own,
+            *{id(b): b for s in wanted if (b := self._guests.get(s)) is not None}.values(),
+        ]
+        sessions = sorted({session for session_set in session_sets for session in session_set.places})
         places = {session: place for place, session in enumerate(sessions)}
         seen = {}
         for slot in wanted:
@@ -251,31 +256,32 @@ class Sessions:
     def _admit(self, table: Table, slots: set[int]) -> None:
         brought = slots.intersection(to_slots(table.slots))
         seen = {slot: data for slot, data in table.seen.items() if slot in brought}
-        book = _Book(table.sessions, brought, seen)
-        if book.places:
-            self._guests.update(dict.fromkeys(brought, book))
+        session_set = _SessionSet(table.sessions, brought, seen)
+        if session_set.places:
+            self._guests.update(dict.fromkeys(brought, session_set))
 
     def forget(self, slots: Iterable[int]) -> None:
         """Forget what is known for these slots: they leave the group."""
         for slot in slots:
-            self._own.seen.pop(slot, None)
-            book = self._guests.pop(slot, None)
-            if book is not None:
-                book.slots.discard(slot)
-                book.seen.pop(slot, None)
+            self._own.sequences.pop(slot, None)
+            session_set = self._guests.pop(slot, None)
+            if session_set is not None:
+                session_set.slots.discard(slot)
+                session_set.sequences.pop(slot, None)
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
     def image(self) -> Image:
         guests = [
-            Table(FORMAT, list(b.places), from_slots(sorted(b.slots)), b.packed()) for b in self._books()
+            Table(FORMAT, list(b.places), from_slots(sorted(b.slots)), b.packed())
+            for b in self._session_sets()
         ]
         return Image(own=list(self._own.places), packed=self._own.packed(), tables=guests)
 
     @classmethod
     def restore(cls, image: Image) -> Self:
         made = cls()
-        made._own = _Book(image.own, (), image.packed)
+        made._own = _SessionSet(image.own, (), image.packed)
         for table in image.tables:
             made._admit(table, set(to_slots(table.slots)))
         if image.seen or image.guests:
@@ -294,33 +300,33 @@ class Sessions:
             seen = {slot: image.seen.get(slot, {}) for slot in slots_alike}
             self._admit(_converted(sorted(guests), seen, slots_alike), set(slots_alike))
         for slot, per_session in image.seen.items():
-            own = {s: seen for s, seen in per_session.items() if self._book(s, slot) is self._own}
+            own = {s: seen for s, seen in per_session.items() if self._set_of(s, slot) is self._own}
             if own:
-                self._own.seen[slot] = _of_format_1(own)
+                self._own.sequences[slot] = _of_format_1(own)
 
     # --- look-up ---------------------------------------------------------------------------------------
 
-    def _books(self) -> list[_Book]:
-        return list({id(book): book for book in self._guests.values()}.values())
+    def _session_sets(self) -> list[_SessionSet]:
+        return list({id(session_set): session_set for session_set in self._guests.values()}.values())
 
-    def _book(self, session: str, slot: int) -> _Book | None:
-        """The book that knows the session for the slot. A session that left with the slot and came back with
+    def _set_of(self, session: str, slot: int) -> _SessionSet | None:
+        """The set that knows the session for the slot. A session that left with the slot and came back with
         it is a guest: its table includes what it wrote in the other group."""
-        book = self._guests.get(slot)
-        if book is not None and session in book.places:
-            return book
+        session_set = self._guests.get(slot)
+        if session_set is not None and session in session_set.places:
+            return session_set
         return self._own if session in self._own.places else None
 
-    def _seen(self, session: str, slot: int) -> InSlot | None:
-        book = self._book(session, slot)
-        return book.seen.get(slot) if book is not None else None
+    def _sequences(self, session: str, slot: int) -> SlotSequences | None:
+        session_set = self._set_of(session, slot)
+        return session_set.sequences.get(slot) if session_set is not None else None
 
     def _content(self, slot: int) -> tuple[dict[str, int], dict[str, set[int]]]:
         floors, above = self._own.content(slot)
-        book = self._guests.get(slot)
-        if book is None:
+        session_set = self._guests.get(slot)
+        if session_set is None:
             return floors, above
-        more_floors, more_above = book.content(slot)
+        more_floors, more_above = session_set.content(slot)
         return floors | more_floors, above | more_above
 
 
@@ -332,14 +338,14 @@ def tables(exported: Iterable[bytes], slots: set[int]) -> list[Table]:
     out = [msgspec.msgpack.decode(e, type=Table) for e in given if e[0] != _FORMAT_1]
     if old:
         sessions = sorted({session for e in old for session in e.sessions})
-        seen: dict[int, dict[str, Seen]] = {}
+        seen: dict[int, dict[str, Applied]] = {}
         for slot, per_session in (item for e in old for item in e.seen.items()):
             seen.setdefault(slot, {}).update(per_session)
         out.append(_converted(sessions, seen, sorted(slots)))
     return out
 
 
-def _converted(sessions: list[str], seen: dict[int, dict[str, Seen]], slots: list[int]) -> Table:
+def _converted(sessions: list[str], seen: dict[int, dict[str, Applied]], slots: list[int]) -> Table:
     """A table of format 1 in the present format, without writes of sessions that it does not list."""
     places = {session: place for place, session in enumerate(sessions)}
     packed_seen = {}
@@ -350,6 +356,6 @@ def _converted(sessions: list[str], seen: dict[int, dict[str, Seen]], slots: lis
     return Table(FORMAT, sessions, from_slots(slots), packed_seen)
 
 
-def _of_format_1(seen: dict[str, Seen]) -> InSlot:
+def _of_format_1(seen: dict[str, Applied]) -> SlotSequences:
     floors = {session: s.floor for session, s in seen.items()}
-    return InSlot.made_of(floors, {session: set(s.above) for session, s in seen.items() if s.above})
+    return SlotSequences.made_of(floors, {session: set(s.above) for session, s in seen.items() if s.above})

@@ -114,13 +114,13 @@ class Slots(msgspec.Struct):
         """End the operation; return the slots to forget. No adoption is awaited for them any more."""
         self._end(operation, "released")
         sealed = self.sealed.pop(operation, None)
-        gone = sealed.slots - self.open if sealed else set[int]()
+        released = sealed.slots - self.open if sealed else set[int]()
         for name, arriving in list(self.arriving.items()):
-            arriving.slots -= gone
+            arriving.slots -= released
             if not arriving.slots:
                 del self.arriving[name]
                 self._end(name, "adopted")
-        return gone
+        return released
 
     def ended_here(self) -> set[str]:
         """Operations that have ended here. An operation that gave slots and took others ends twice: a member

@@ -76,7 +76,9 @@ class DataState:
         self.turns = Turns(
             group, self.jobs, self.schemas, self.files, self.closes, self.adoptions, self.compactions
         )
-        self.handover = SlotMigration(self.slots, self.sessions, staged or Staged(), self.rows, self.closes)
+        self.slot_migration = SlotMigration(
+            self.slots, self.sessions, staged or Staged(), self.rows, self.closes
+        )
         self._news = False
 
     # --- applying ----------------------------------------------------------------------------------
@@ -132,13 +134,13 @@ class DataState:
             case commands.DeleteRange():
                 return self.writes.delete(index, command)
             case commands.Seal():
-                self.handover.seal(index, command)
+                self.slot_migration.seal(index, command)
             case commands.Unseal():
-                self.handover.unseal(command)
+                self.slot_migration.unseal(command)
             case commands.OpenSessions():
-                self.handover.stage(command)
+                self.slot_migration.stage(command)
             case commands.Open():
-                self.handover.open(index, command)
+                self.slot_migration.open(index, command)
             case commands.Adopt():
                 self.adoptions.adopt(index, command)
             case commands.Release():
@@ -152,15 +154,15 @@ class DataState:
         return Accepted(index)
 
     def _release(self, operation: str) -> None:
-        gone = self.slots.release(operation)
-        if not gone:
+        released = self.slots.release(operation)
+        if not released:
             return
-        self.sessions.forget(gone)
-        self.rows.drop_slots(gone)
-        self.closes.release(gone)
-        self.adoptions.release(gone)
-        self.compactions.release(gone)
-        self.files.release(gone)
+        self.sessions.forget(released)
+        self.rows.drop_slots(released)
+        self.closes.release(released)
+        self.adoptions.release(released)
+        self.compactions.release(released)
+        self.files.release(released)
 
     def _recover(self, index: int, entry: Entry, now: int) -> None:
         """Replay an entry whose rows the checkpoint does not hold: give them back to the memtable."""
@@ -255,7 +257,7 @@ class DataState:
             refused=sorted(self.writes.refused),
             pending=[],
             adopting=[],
-            staged=self.handover.staged.parts,
+            staged=self.slot_migration.staged.parts,
             substitutes=sorted(self.files.substitutes),
         )
         saved.put_closes(self.closes.pending)

@@ -1,8 +1,9 @@
 """When a logged compaction begins, and how it ends (`data.compaction` defines its output).
 
-Its turn comes when everything logged before it that may concern its files is in the manifest. It ends when
-its output is in the manifest, or another member's file that merged the output, or when neither is needed any
-more. Whenever files enter the manifest, `take` begins the compactions whose turn has come.
+The turn of a compaction comes when everything logged before it that may concern its files is in the manifest.
+It ends when the manifest has its output or another member's file into which the output was merged, or when
+neither is needed any more. Whenever files enter the manifest, `begin_next` begins the compactions whose turn
+has come.
 """
 
 from collections.abc import Iterable
@@ -70,7 +71,7 @@ class Turns:
             self.begin_next()
 
     def _park_merge(self, c: Compacting, why: str) -> None:
-        """Make the output as Arrow; `on_compacted` deletes what the present job still makes."""
+        """Make the output as Arrow; `on_compacted` deletes the TsFile that the current job still makes."""
         if c.released or not isinstance(c.command, Compact) or c.command.parked:
             return
         c.command = msgspec.structs.replace(c.command, parked=why)
@@ -87,7 +88,7 @@ class Turns:
                 inputs = compaction.find_inputs(self._files.manifest, c)
                 if not inputs:
                     self._compactions.end(c)
-                    self._files.settle(c.key)
+                    self._files.remove_expired(c.key)
                     continue
                 self._begin(c, inputs)
             taken.add(c.key)
@@ -104,7 +105,7 @@ class Turns:
     # --- the end -----------------------------------------------------------------------------------
 
     def on_compacted(self, job: CompactFiles, made: FileMeta | None) -> None:
-        """Record that the file of `job` is durable, or (None) that no row was left for it."""
+        """Record that the file of `job` is durable; None if no row was left for it."""
         c = self._compactions.of(job)
         if c is None:
             if made is not None and self._is_parked_by_now(made.name):
@@ -119,8 +120,8 @@ class Turns:
             self._replace(job.unit.inputs, files, c.key)
 
     def on_copied(self, outcome: Outcome, made: FileMeta | None) -> None:
-        """Record that a member's file that ends several compactions at once is durable, or (None) that no row
-        was left for it."""
+        """Record that the copy of another member's file, which ends all compactions of `outcome`, is durable;
+        None if no row was left for the file."""
         self._compactions.end(*outcome.steps)
         self._replace(outcome.inputs, [made] if made is not None else [], outcome.steps[0].key)
 
@@ -139,12 +140,13 @@ class Turns:
         return over is None
 
     def outcomes(self, job: CompactFiles) -> list[Outcome]:
-        """Files of members that have applied more which would end the compaction here, the latest first."""
+        """Files of other members that would end the compaction here, the latest first: those members may have
+        applied more entries."""
         c = self._compactions.of(job)
         if c is None or c.released:
             return []
-        under_way = self._compactions.active
-        later = under_way[under_way.index(c) :]
+        active = self._compactions.active
+        later = active[active.index(c) :]
         alike = [d for d in later if d.key == c.key and not d.released and self._is_next(d)]
         return compaction.outcomes_of(c, alike, self._files.manifest.of_partition(*c.key))
 

@@ -169,7 +169,7 @@ def _open(op: Operation, view: GroupView) -> list[Action]:
     sources = sorted({m.source for m in op.moves if m.target == view.group})
     results = tuple(op.sealed[s] for s in sources)
     opening = data.Open(op.id, op.table_version, slots_to(op, view.group), results)
-    lacking = view.state.handover.staged.lacking(op.id, results)
+    lacking = view.state.slot_migration.staged.lacking(op.id, results)
     if not lacking:
         return [Log(opening)]
     holders = _holders(op)

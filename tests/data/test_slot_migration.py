@@ -54,7 +54,7 @@ def test_an_open_has_no_effect_before_every_part_is_in_the_log() -> None:
         target.do(c.Open("op", 1, SLOTS, (result,)))
         assert not target.state.slots.open
         target = target.restart()
-        assert [n for _, n, _ in target.state.handover.staged.lacking("op", (result,))] == [lacking]
+        assert [n for _, n, _ in target.state.slot_migration.staged.lacking("op", (result,))] == [lacking]
         target.do(parts[lacking])
         target.do(parts[lacking])
         target.do(c.Open("op", 1, SLOTS, (result,)))
@@ -89,7 +89,7 @@ def test_nothing_stays_staged_once_the_slots_are_open_or_the_change_ended(how: s
     for command in dict(ends())[how]:
         target.do(command)
         target.finish()
-    assert not target.state.handover.staged.parts
+    assert not target.state.slot_migration.staged.parts
     _, _, parts = sealed()
     target.do(parts[0])
-    assert not target.state.handover.staged.parts
+    assert not target.state.slot_migration.staged.parts

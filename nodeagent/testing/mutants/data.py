@@ -98,15 +98,15 @@ MUTANTS = (
     Mutant(
         "a release also removes an open slot",
         "data/state.py",
-        "        gone = self.slots.release(operation)",
-        "        gone = self.slots.release(operation) | set(list(self.slots.open)[:1])",
+        "        released = self.slots.release(operation)",
+        "        released = self.slots.release(operation) | set(list(self.slots.open)[:1])",
         breaks="S9",
     ),
     Mutant(
         "a release also removes slots that came back",
         "data/slots.py",
-        "gone = sealed.slots - self.open if sealed",
-        "gone = sealed.slots if sealed",
+        "released = sealed.slots - self.open if sealed",
+        "released = sealed.slots if sealed",
         breaks="S11",
     ),
     Mutant(

@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant(
         "opened without the sessions of the slots",
         "scaling/groups.py",
-        "    lacking = view.state.handover.staged.lacking(op.id, results)\n",
+        "    lacking = view.state.slot_migration.staged.lacking(op.id, results)\n",
         "    lacking = ()\n",
     ),
     Mutant(
