@@ -1,7 +1,7 @@
 """How an operation proceeds from stage to stage; docs/internals/scaling.md describes the stages.
 
 Progress reports are recorded as sets: a report that arrives twice, late or from an old leader changes
-nothing. The entry with the last report that a stage needs also leaves the stage.
+nothing. The entry with the last report that a stage needs also ends the stage.
 """
 
 import msgspec
@@ -23,39 +23,39 @@ from nodeagent.model.requests import ErrorReply
 from nodeagent.partition.ranges import SlotRanges, subtract, union
 
 
-def record(op: Operation, evidence: c.ProgressReport) -> ErrorReply | None:
+def record(op: Operation, report: c.ProgressReport) -> ErrorReply | None:
     """Record a progress report; return a refusal if an operator asks for what the stage does not allow."""
-    match evidence:
+    match report:
         case c.MetaReady():
             op.meta_ready = True
         case c.GroupReady():
-            op.group_ready |= evidence.group == op.created_group
+            op.group_ready |= report.group == op.created_group
         case c.SealedBy():
-            if op.stage is Stage.SEALED and evidence.result.group in op.losing:
-                op.sealed.setdefault(evidence.result.group, evidence.result)
+            if op.stage is Stage.SEALED and report.result.group in op.losing:
+                op.sealed.setdefault(report.result.group, report.result)
         case c.UnsealedBy():
-            _add(op.unsealed, evidence.group, op.stage is Stage.CANCELLING)
+            _add(op.unsealed, report.group, op.stage is Stage.CANCELLING)
         case c.SourceReady():
-            if (evidence.group, evidence.node) not in op.sources_ready:
-                op.sources_ready.append((evidence.group, evidence.node))
+            if (report.group, report.node) not in op.sources_ready:
+                op.sources_ready.append((report.group, report.node))
         case c.JoinReady():
-            if (evidence.group, evidence.node) not in op.joined:
-                op.joined.append((evidence.group, evidence.node))
+            if (report.group, report.node) not in op.joined:
+                op.joined.append((report.group, report.node))
         case c.OpenedBy():
-            _add(op.opened, evidence.group, op.stage is Stage.OPEN)
+            _add(op.opened, report.group, op.stage is Stage.OPEN)
         case c.FormedBy():
-            _add(op.formed, evidence.group, op.stage is Stage.RECONFIGURING)
+            _add(op.formed, report.group, op.stage is Stage.RECONFIGURING)
         case c.Copied():
             if op.stage is Stage.COPYING:
-                _copied(op, evidence.record)
+                _copied(op, report.record)
         case c.AdoptedBy():
-            _add(op.adopted, evidence.group, op.stage is Stage.COPYING)
+            _add(op.adopted, report.group, op.stage is Stage.COPYING)
         case c.ReleasedBy():
-            _add(op.released, evidence.group, op.stage is Stage.CLEANUP)
+            _add(op.released, report.group, op.stage is Stage.CLEANUP)
         case c.ReportError():
-            op.last_error, op.error_group = evidence.what, evidence.group
+            op.last_error, op.error_group = report.what, report.group
         case c.ControlOperation():
-            return _control(op, evidence)
+            return _control(op, report)
     return None
 
 
@@ -65,7 +65,7 @@ def _add(into: list[str], value: str, allowed: bool) -> None:
 
 
 def _copied(op: Operation, copy: CopyRecord) -> None:
-    """Record a copy; it voids copies that an earlier incarnation of the same node recorded."""
+    """Record a copy, and drop the copies that an earlier incarnation of the same node recorded."""
     same = [r for r in op.copies if (r.target, r.node) == (copy.target, copy.node)]
     if any(r.incarnation == copy.incarnation and r.slots == copy.slots for r in same):
         return
@@ -134,7 +134,7 @@ def _with_rate(op: Operation, rate: int) -> Options:
 
 
 def advance(op: Operation, now: int) -> list[Stage]:
-    """Leave every stage whose progress reports are complete; return the stages entered, in order."""
+    """End every stage whose progress reports are complete; return the stages entered, in order."""
     entered = []
     while (following := _following(op)) is not None:
         _enter(op, following[0], now, following[1])
@@ -163,11 +163,11 @@ def _following(op: Operation) -> tuple[Stage, str] | None:
     return None
 
 
-def _enter(op: Operation, stage: Stage, now: int, evidence: str) -> None:
+def _enter(op: Operation, stage: Stage, now: int, reason: str) -> None:
     assert stage in NEXT[op.stage], (op.id, op.stage, stage)
     if op.stages:
         op.stages[-1].left_ms = now
-        op.stages[-1].reports.append(evidence)
+        op.stages[-1].reports.append(reason)
     op.stages.append(StageSpan(stage.value, now))
     op.stage = stage
     drop_reports(op)
@@ -185,20 +185,20 @@ def drop_reports(op: Operation) -> None:
 
 
 def _by_member(copies: list[CopyRecord]) -> list[CopyRecord]:
-    """One record per member for everything it copied; without digests, which were compared before."""
+    """One record per member for all of its copies, without digests, which were compared before."""
     parts: dict[tuple[str, str, str], list[CopyRecord]] = {}
     for copy in copies:
         parts.setdefault((copy.target, copy.node, copy.incarnation), []).append(copy)
     return [
         CopyRecord(
             *member,
-            slots=union(*(c.slots for c in all_of_it)),
+            slots=union(*(c.slots for c in of_member)),
             digest="",
-            files=sum(c.files for c in all_of_it),
-            bytes_received=sum(c.bytes_received for c in all_of_it),
-            refetched=sum(c.refetched for c in all_of_it),
+            files=sum(c.files for c in of_member),
+            bytes_received=sum(c.bytes_received for c in of_member),
+            refetched=sum(c.refetched for c in of_member),
         )
-        for member, all_of_it in parts.items()
+        for member, of_member in parts.items()
     ]
 
 

@@ -1,8 +1,9 @@
 """The commands of the meta group, as its log stores them.
 
-The meta leader proposes each command, for itself, for a client's request or for a group's leader that sent it
-(`requests.Forward`). Times are in milliseconds. `by` names the operator or program that asked, for the audit
-log. Tags and field names are the stored format: they stay when a class is renamed (`tests/compat`).
+The meta leader proposes each command: on its own behalf, for a client's request, or for the leader of a group
+that sent it (`requests.Forward`). Times are in milliseconds. `by` names the operator or program that asked,
+for the audit log. Tags and field names are the stored format: they stay when a class is renamed
+(`tests/compat`).
 """
 
 import msgspec
@@ -121,7 +122,7 @@ class RecordRun(_Command, frozen=True, tag="RecordRun"):
 
 
 class RecoveryCompleted(_Command, frozen=True, tag="LedAgain"):
-    """The force recovery `operation` of `group` is completed: its leader committed an entry."""
+    """The force recovery `operation` of `group` is complete: its leader committed an entry."""
 
     group: GroupId
     operation: str
@@ -185,8 +186,8 @@ class MetaReady(_ProgressReport, frozen=True, tag="MetaReady"):
 class GroupReady(_ProgressReport, frozen=True, tag="GroupReady"):
     """The group that was created for the newcomer has a leader, which committed an entry in its term.
 
-    No slot is sealed before: between seal and open no group takes writes for it, and that pause must not
-    include an election.
+    No slot is sealed before that: between seal and open no group accepts writes for it, and that time must
+    not include an election.
     """
 
     group: GroupId

@@ -30,7 +30,7 @@ class FeatureLevel:
         check_level(self._spoken, level)
         self._kept.level = level
 
-    def rise(self, index: int, r: c.RaiseLevel) -> Reply:
+    def raise_to(self, index: int, r: c.RaiseLevel) -> Reply:
         if (refusal := self._runs.fenced(r.lock)) is not None:
             return refusal
         if self._kept.level < features.Feature.FILE_WRITER <= r.level:

@@ -76,16 +76,16 @@ class Nodes:
         self._kept.retired.append(self._kept.nodes[node].incarnation)
 
     def revive(self, node: NodeId) -> None:
-        """Take the retirement back: nothing was decided without the node yet."""
+        """Revoke the retirement: nothing was decided without the node yet."""
         self._kept.retired.remove(self._kept.nodes[node].incarnation)
         self.set_state(node, "active")
 
     def leave(self, node: NodeId) -> None:
         """Remove a node that is off the ring; it never returns under this incarnation."""
-        gone = self._kept.nodes.pop(node)
-        if gone.incarnation not in self._kept.retired:
-            self._kept.retired.append(gone.incarnation)
+        record = self._kept.nodes.pop(node)
+        if record.incarnation not in self._kept.retired:
+            self._kept.retired.append(record.incarnation)
 
     def forget(self, node: NodeId) -> None:
-        """Remove a node that never came onto the ring."""
+        """Remove a node that was never on the ring."""
         self._kept.nodes.pop(node)

@@ -1,7 +1,7 @@
 """Changes of the cluster: at most one is open (`changes` defines how it proceeds from stage to stage).
 
 The entry that enters a stage also changes nodes, groups and the table: OPEN puts the next table in force,
-DONE removes the node and the group that leave, and CANCELLED undoes what the begin did.
+DONE removes the node and the group that leave, and CANCELLED reverts the changes of the begin.
 """
 
 from typing import Protocol
@@ -201,13 +201,13 @@ class Operations:
         groups = [(group, members, dead | left) for group, members in now.items()]
         groups += [(change.group, change.after, dead) for change in op.changes]
         for group, members, lost in groups:
-            gone = [n for n in members if n in lost]
-            if 2 * len(gone) >= len(members):
+            dead_members = [n for n in members if n in lost]
+            if 2 * len(dead_members) >= len(members):
                 return ErrorReply(
                     "refused",
                     f"{node} was not declared dead: group {group} ({', '.join(members)}) would have "
-                    f"no quorum without {', '.join(gone)}",
-                    f"start {' or '.join(gone)}",
+                    f"no quorum without {', '.join(dead_members)}",
+                    f"start {' or '.join(dead_members)}",
                 )
         self._fence(op, node)
         return None

@@ -1,8 +1,8 @@
 """The partition table in force: which group owns which slots.
 
-Versions never decrease, and equal versions are equal tables. A change brings the next table, which is in
-force from the entry that enters OPEN: before that entry no gaining group could accept a write, and a change
-that is cancelled leaves the table as it is.
+Versions never decrease, and equal versions are equal tables. The next table of a change is
+in force from the entry that enters OPEN: before that entry no gaining group could accept a write, and a
+cancelled change leaves the table as it is.
 """
 
 from typing import Protocol
@@ -35,7 +35,7 @@ class Placement:
         return stamped
 
     def plan(self, table: TableWire) -> None:
-        """Store the table that the open operation brings."""
+        """Store the next table, which the open operation will put in force."""
         self._kept.next_table = PartitionTable.from_wire(table).to_wire()
 
     def switch(self, index: int) -> None:

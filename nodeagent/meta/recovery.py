@@ -1,8 +1,8 @@
 """Force recovery: a group that permanently lost its majority continues from one living member's data.
 
-The lost nodes are retired: if they come back, the other nodes ignore them. A force recovery needs that no
-change is open and that the table is the one the caller read, and it names one recovery leader for each lost
-group and for no other group.
+The lost nodes are retired: if they come back, the other nodes ignore them. A force recovery is refused
+if a change is open or if the table is not the one that the caller read. It names one recovery leader for each
+lost group, and none for any other group.
 """
 
 from collections.abc import Collection
@@ -37,7 +37,7 @@ class ForceRecovery:
             return ErrorReply(
                 "refused",
                 f"no group was recovered: {op.id} ({op.title}, stage {op.stage}) is open, "
-                "and recover needs that no change is open",
+                "and a force recovery is refused while a change is open",
                 f"iotctl ops show {op.id}",
             )
         if g.table_version != self._placement.version:
@@ -61,7 +61,7 @@ class ForceRecovery:
         return self._check_leaders(g, lost)
 
     def _check_leaders(self, g: c.ForceRecover, lost: dict[GroupId, tuple[NodeId, ...]]) -> ErrorReply | None:
-        heirs = {h.group: h for h in g.leaders}
+        leaders = {h.group: h for h in g.leaders}
         for group, survivors in lost.items():
             if not survivors:
                 return ErrorReply(
@@ -69,14 +69,14 @@ class ForceRecovery:
                     f"no group was recovered: group {group} has no living member, its rows are lost",
                     f"start {' or '.join(self._groups.members()[group])}",
                 )
-            if group not in heirs or heirs[group].head not in survivors:
+            if group not in leaders or leaders[group].head not in survivors:
                 return ErrorReply(
                     "refused",
                     f"no group was recovered: group {group} needs one of {', '.join(survivors)} "
                     "as recovery leader",
                     "run `iotctl cluster recover` again",
                 )
-        extra = next((h for h in heirs if h not in lost), None)
+        extra = next((h for h in leaders if h not in lost), None)
         if extra is not None:
             what = f"no group was recovered: group {extra} has not lost its majority"
             return ErrorReply("refused", what, "run `iotctl cluster recover` again")
@@ -90,10 +90,14 @@ class ForceRecovery:
         for node in g.nodes:
             if node in self._nodes.living:
                 self._nodes.retire(node)
-        for heir in g.leaders:
-            self._groups.recover(heir.group, lost[heir.group], Recovery(heir.head, heir.term, f"op-{index}"))
-        heirs = ", ".join(f"{h.group} goes on from {h.head}" for h in g.leaders)
-        self._audit.note(g.now, g.by, f"recover, data loss accepted: {', '.join(g.nodes)} given up; {heirs}")
+        for leader in g.leaders:
+            self._groups.recover(
+                leader.group, lost[leader.group], Recovery(leader.head, leader.term, f"op-{index}")
+            )
+        continued = ", ".join(f"{h.group} goes on from {h.head}" for h in g.leaders)
+        self._audit.note(
+            g.now, g.by, f"recover, data loss accepted: {', '.join(g.nodes)} given up; {continued}"
+        )
         return Accepted(index)
 
     def complete(self, index: int, e: c.RecoveryCompleted) -> Reply:

@@ -110,5 +110,5 @@ def _fewer(runs: list[Run]) -> list[Run]:
     """`runs` with room for one more: without the oldest ended run, or without the oldest of all."""
     if len(runs) < RUNS_KEPT:
         return runs
-    gone = next((run for run in runs if run.ended), runs[0])
-    return [run for run in runs if run is not gone]
+    dropped = next((run for run in runs if run.ended), runs[0])
+    return [run for run in runs if run is not dropped]

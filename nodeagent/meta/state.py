@@ -82,7 +82,7 @@ class MetaState:
             case commands.SetDraining():
                 return self.nodes.drain(index, command)
             case commands.RaiseLevel():
-                return self.level.rise(index, command)
+                return self.level.raise_to(index, command)
             case commands.ForceRecover():
                 return self.recovery.begin(index, command)
             case commands.TakeLock():

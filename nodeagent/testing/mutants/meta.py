@@ -50,15 +50,15 @@ MUTANTS = (
     Mutant(
         "progress reports of an earlier stage count in a later one",
         "meta/changes.py",
-        "_add(op.adopted, evidence.group, op.stage is Stage.COPYING)",
-        "_add(op.adopted, evidence.group, True)",
+        "_add(op.adopted, report.group, op.stage is Stage.COPYING)",
+        "_add(op.adopted, report.group, True)",
         breaks="S10",
     ),
     Mutant(
         "a seal can be reported twice",
         "meta/changes.py",
-        "op.sealed.setdefault(evidence.result.group, evidence.result)",
-        "op.sealed[evidence.result.group] = evidence.result",
+        "op.sealed.setdefault(report.result.group, report.result)",
+        "op.sealed[report.result.group] = report.result",
     ),
     Mutant(
         "a new group without a leader receives slots",
@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "a removed node is not retired",
         "meta/nodes.py",
-        "            self._kept.retired.append(gone.incarnation)\n",
+        "            self._kept.retired.append(record.incarnation)\n",
         "            pass\n",
         breaks="S13",
     ),
