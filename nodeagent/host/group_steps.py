@@ -127,7 +127,7 @@ class GroupSteps:
         if not replica.raft.can_change() or replica.applied_index < replica.led_from:
             return
         nodes = self._cluster.meta.image.nodes
-        look = groups.GroupView(
+        view = groups.GroupView(
             group=replica.group,
             me=self._node,
             state=replica.state,
@@ -139,7 +139,7 @@ class GroupSteps:
             writer=self._writer.named,
             level=self._cluster.level,
         )
-        for action in groups.next_actions(op, look):
+        for action in groups.next_actions(op, view):
             self._act(op, replica, action, wanted)
 
     def _act(self, op: Operation, replica: DataReplica, action: groups.Action, wanted: set[GroupId]) -> None:
@@ -151,7 +151,7 @@ class GroupSteps:
             case groups.Report():
                 self._reports.report(action.command)
             case groups.PrefetchParts():
-                self._parts.fetch_ahead(replica, action)
+                self._parts.prefetch(replica, action)
             case groups.TakeParts():
                 self._parts.take(replica, action)
             case groups.AdoptNow():

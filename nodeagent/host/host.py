@@ -107,16 +107,16 @@ class Host:
 
     # --- events ------------------------------------------------------------------------------------
 
-    def standing(self, node: NodeId, incarnation: str, now: int) -> MembershipStatus:
+    def membership_status(self, node: NodeId, incarnation: str, now: int) -> MembershipStatus:
         """The membership status of a peer, to be checked before each of its frames is passed on.
 
         Effects may follow: members are asked about a node that this node does not know.
         """
         self.effects.now = now
-        return self.peers.standing(node, incarnation)
+        return self.peers.membership_status(node, incarnation)
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
-        """`sender` is a member (`standing`)."""
+        """`sender` is a member (`membership_status`)."""
         self.effects.now = now
         self.peers.heard[sender] = now
         for routed in messages:
@@ -259,7 +259,7 @@ class Host:
                 replicas = self.replicas.in_turn(self._turn)  # replicas may have been created or removed
             if not any(worked):
                 break
-        self.seal_waits.look()
+        self.seal_waits.check()
         persist = self.outbox.take_persist()
         effects = Effects(
             persist=persist,

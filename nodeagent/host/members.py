@@ -1,13 +1,13 @@
-"""Which nodes this node hears: those that the meta state names, by name and incarnation.
+"""From which nodes this node accepts messages: those that the meta state lists, by name and incarnation.
 
 A certificate with the role `node` only proves that its holder was a node once. Before a node answers a
 request of a peer, pulls from it or takes its Raft messages, it checks the peer's membership here, at every
 frame, because membership changes while connections are open.
 
 The meta state of this node may be old: it does not name a member that joined later, and that member may be
-the very leader that would send the newer state. So an unknown node is neither refused permanently nor heard:
-this node asks some members that it knows (a joining node asks the seeds), and hears the unknown node if one
-of them vouches for it.
+the very leader that would send the newer state. So an unknown node is neither accepted nor refused
+permanently: this node asks some members that it knows (a joining node asks the seeds), and accepts messages
+from the unknown node if one of them vouches for it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -30,10 +30,10 @@ ASKED_AT_ONCE = 3
 """Members asked at a time, because some of them may be down or not know the node either."""
 
 VOUCHED_MS = 30_000
-"""A member's word about another node holds for this long; members are asked again after half of it."""
+"""A member vouches for another node for this long; members are asked again after half of this time."""
 
 
-def standing(
+def membership_status(
     image: Image,
     named: Callable[[], Collection[NodeId]],
     vouched: Mapping[NodeId, str],
@@ -46,9 +46,9 @@ def standing(
         named: nodes that are members by name if the state does not know them: those of the newest
             configuration in the meta log, which may be newer than the state, and the seeds of `node.yaml` as
             long as there is no state.
-        vouched: incarnations that members named lately.
+        vouched: incarnations that members vouched for recently.
     """
-    found = known_standing(image, node, incarnation)
+    found = known_status(image, node, incarnation)
     if found is not None:
         return found
     if vouched.get(node) == incarnation or (node not in image.nodes and node in named()):
@@ -56,7 +56,7 @@ def standing(
     return MembershipStatus.UNKNOWN
 
 
-def known_standing(image: Image, node: NodeId, incarnation: str) -> MembershipStatus | None:
+def known_status(image: Image, node: NodeId, incarnation: str) -> MembershipStatus | None:
     """The membership status of `node` by the meta state alone; None if it does not name the incarnation."""
     if incarnation in image.retired:
         return MembershipStatus.RETIRED
@@ -70,7 +70,7 @@ def members_of(image: Image) -> tuple[tuple[NodeId, str], ...]:
 
 
 class Members:
-    """`standing`, with the questions to members that it needs.
+    """Determines the membership status of peers, and asks members about unknown nodes.
 
     Args:
         known: the other nodes with a known address.
@@ -98,20 +98,20 @@ class Members:
         self._ask_at = effects.now
         self._forget_at = effects.now
 
-    def standing(self, node: NodeId, incarnation: str) -> MembershipStatus:
+    def membership_status(self, node: NodeId, incarnation: str) -> MembershipStatus:
         """The membership status of a peer now. If the meta state does not know it, members are asked."""
         image = self._image()
-        known = known_standing(image, node, incarnation)
+        known = known_status(image, node, incarnation)
         if known is not None:  # as at nearly every frame
             return known
         self._forget()
-        found = standing(image, self._named, self._vouched, node, incarnation)
+        found = membership_status(image, self._named, self._vouched, node, incarnation)
         if found is MembershipStatus.UNKNOWN or (found is MembershipStatus.MEMBER and self._is_ageing(node)):
             self._ask()
         return found
 
     def _is_ageing(self, node: NodeId) -> bool:
-        """Whether the node counts only because members vouched for it, some time ago."""
+        """Whether the node is accepted only because members vouched for it, and that is some time ago."""
         at = self._vouched_at.get(node)
         return at is not None and self._effects.now - at > VOUCHED_MS // 2 and node not in self._image().nodes
 

@@ -40,13 +40,13 @@ class Peers:
             question=status_question(context.config, context.incarnation),
         )
 
-    def standing(self, node: NodeId, incarnation: str) -> MembershipStatus:
-        standing = self._members.standing(node, incarnation)
-        is_older = standing is MembershipStatus.MEMBER and incarnation in self.starts.older
-        return MembershipStatus.OLDER if is_older else standing
+    def membership_status(self, node: NodeId, incarnation: str) -> MembershipStatus:
+        status = self._members.membership_status(node, incarnation)
+        is_older = status is MembershipStatus.MEMBER and incarnation in self.starts.older
+        return MembershipStatus.OLDER if is_older else status
 
     def _named(self) -> set[NodeId]:
-        """Members by name alone, for nodes that the meta state does not know (`members.standing`)."""
+        """Nodes that are members by name alone (`members.membership_status`)."""
         seeds = set() if self._cluster.id else {s.node for s in self._config.seeds}
         meta = self._cluster.meta_replica
         return seeds | set(meta.raft.log.config.members if meta else ())

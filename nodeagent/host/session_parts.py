@@ -50,10 +50,10 @@ class SealWaits:
         if len(self._waiting) >= SEAL_WAITS_MAX:
             return answer()
         self._waiting.append((replica, operation, self._effects.now + SEAL_WAIT_MS, answer))
-        self._effects.later(SEAL_WAIT_MS, self.look)
-        return self.look()
+        self._effects.later(SEAL_WAIT_MS, self.check)
+        return self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Answer the requests whose seal is applied; called when entries were applied."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
@@ -86,7 +86,7 @@ class SessionParts:
         self._operation = ""
         self._came = False
         self._asked: set[Key] = set()
-        self._asked_ahead: set[Key] = set()
+        self._prefetching: set[Key] = set()
         self._attempts: dict[Key, int] = {}
         self._had: dict[Key, bytes] = {}
         """Parts that came and are not logged yet; few, because few are requested at a time."""
@@ -96,7 +96,7 @@ class SessionParts:
         if operation != self._operation:
             self._operation = operation
             self._asked.clear()
-            self._asked_ahead.clear()
+            self._prefetching.clear()
             self._attempts.clear()
             self._had.clear()
 
@@ -105,19 +105,19 @@ class SessionParts:
         came, self._came = self._came, False
         return came
 
-    def fetch_ahead(self, replica: DataReplica, action: PrefetchParts) -> None:
+    def prefetch(self, replica: DataReplica, action: PrefetchParts) -> None:
         """Prefetch each part once, except those of sealed groups that are led here."""
         for part in action.parts:
             key = (replica.group, part.source, part.number)
             own = self._replicas.get(part.source)
             holders = [n for n in part.members if n != self._node]
-            if key not in self._asked_ahead and holders and not (own is not None and own.leads):
-                self._asked_ahead.add(key)
+            if key not in self._prefetching and holders and not (own is not None and own.leads):
+                self._prefetching.add(key)
                 self._attempts[key] = 0  # if this member does not answer, another is asked next
                 request = GetSealedSessions(action.operation, part.source, part.number, wait=True)
-                self._effects.call(holders[0], request, partial(self._on_ahead, action.operation, key))
+                self._effects.call(holders[0], request, partial(self._on_prefetched, action.operation, key))
 
-    def _on_ahead(self, operation: str, key: Key, reply: Reply) -> None:
+    def _on_prefetched(self, operation: str, key: Key, reply: Reply) -> None:
         if isinstance(reply, SealedSessions) and operation == self._operation:
             self._had.setdefault(key, reply.data)
             self._came = True

@@ -47,8 +47,8 @@ class Admission:
 
     def check(self, hello: Hello) -> None:
         """Raises `Forbidden` for a retired incarnation or an older copy of a node's directory."""
-        standing = self._standing(hello)
-        if standing is MembershipStatus.RETIRED:
+        status = self._membership_status(hello)
+        if status is MembershipStatus.RETIRED:
             raise Forbidden(
                 retired_sentence(hello.incarnation, hello.name),
                 next_step="start with a new directory and add the node with `iotctl cluster add-node`",
@@ -62,15 +62,15 @@ class Admission:
             replace = f"iotctl cluster replace-node {hello.name} NEW"
             raise Forbidden(why, next_step=replace, older=hello.incarnation)
 
-    def _standing(self, peer: Hello) -> MembershipStatus:
+    def _membership_status(self, peer: Hello) -> MembershipStatus:
         """The membership status of a peer; an operator or reader needs only a certificate."""
         if peer.role != "node":
             return MembershipStatus.MEMBER
         self._host.peers.starts.meet(peer.incarnation, peer.name, peer.start, peer.nonces)
-        standing = self._host.standing(peer.name, peer.incarnation, self._clock.now())
-        if standing is MembershipStatus.UNKNOWN:
+        status = self._host.membership_status(peer.name, peer.incarnation, self._clock.now())
+        if status is MembershipStatus.UNKNOWN:
             self._wake()  # the host may have to ask members about it
-        return standing
+        return status
 
     def heard(self, connection: Connection) -> MembershipStatus:
         """The peer's membership status at this frame. A peer that was retired since its hello, or that runs
@@ -78,10 +78,10 @@ class Admission:
         connections from before.
         """
         assert connection.peer is not None
-        standing = self._standing(connection.peer)
-        if standing in REFUSED:
+        status = self._membership_status(connection.peer)
+        if status in REFUSED:
             try:
                 self.check(connection.peer)
             except Forbidden as error:
                 connection.close(error)
-        return standing
+        return status

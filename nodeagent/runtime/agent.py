@@ -281,9 +281,11 @@ class Agent:
 
     def _auto_rate(self) -> int:
         now = time.monotonic()
-        if self._auto.due(now):
+        if self._auto.is_due(now):
             times = psutil.cpu_times()
-            self._auto.look(now, self._log_thread.syncs + self._driver.data_requests, times.idle, sum(times))
+            self._auto.adjust(
+                now, self._log_thread.syncs + self._driver.data_requests, times.idle, sum(times)
+            )
         return self._auto.bytes_per_s
 
     def _open_host(self, opened: Opened, now: int, wall: int) -> HostPort:
@@ -329,9 +331,9 @@ class Agent:
                 OSError, RuntimeError
             ):  # retried at the next interval; or the loop is closed
                 ttl_ms = self.opened.config.snapshot_ttl_ms
-                gone = self.opened.storage.expire_snapshots(self._clock.now(), ttl_ms)
-                if gone:
-                    loop.call_soon_threadsafe(self._driver.on_snapshots_expired, gone)
+                expired = self.opened.storage.expire_snapshots(self._clock.now(), ttl_ms)
+                if expired:
+                    loop.call_soon_threadsafe(self._driver.on_snapshots_expired, expired)
 
         self._jobs.in_background(expire)
         self._space.log_changes()

@@ -192,13 +192,13 @@ class Driver:
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
         peer = connection.peer
         assert peer is not None
-        standing = self._admission.heard(connection) if peer.role == "node" else MembershipStatus.MEMBER
-        if standing in REFUSED:
+        status = self._admission.heard(connection) if peer.role == "node" else MembershipStatus.MEMBER
+        if status in REFUSED:
             return
         self.requests += 1
-        self.strangers += standing is MembershipStatus.UNKNOWN
+        self.strangers += status is MembershipStatus.UNKNOWN
         try:
-            check_right(peer.role if standing is MembershipStatus.MEMBER else "guest", peer.name, request)
+            check_right(peer.role if status is MembershipStatus.MEMBER else "guest", peer.name, request)
         except NodeAgentError as error:
             connection.reply(number, to_reply(error))
             return

@@ -1,7 +1,7 @@
 """Fetches files in chunks over the bulk connection of each peer, for the pull steps of `storage`.
 
-A pull step runs on a thread and calls `fetch` for one chunk after the other; the request itself runs on the
-loop. While a chunk is written, the next chunks of the file are already prefetched. `storage` verifies the
+A pull step runs on a thread and calls `fetch` for one chunk after another; the request itself runs on the
+loop. While a chunk is written, the next chunks of the file are prefetched. `storage` verifies the
 data.
 """
 
@@ -33,7 +33,7 @@ _MESSAGES = (layout.INDEX, layout.PAYLOAD)
 """Index and checkpoint of a snapshot. They are neither paced nor counted: rate and counters are for data
 files, and the length of these two is unknown when they are requested."""
 
-AHEAD_MAX = 2
+PREFETCH_MAX = 2
 """Chunks prefetched per job, beyond the chunk being written."""
 
 Ask = Callable[[NodeId, FetchChunk, float], Awaitable[Reply]]
@@ -102,8 +102,8 @@ class Puller:
     async def _pace(self, count: int) -> None:
         """Wait until `count` bytes may be transferred, or until the rate changes."""
         rate = self.rate.bytes_per_s
-        due = self._loop.time() + self.rate.take(count, self._loop.time())
-        while (left := due - self._loop.time()) > 0 and self.rate.bytes_per_s == rate:
+        deadline = self._loop.time() + self.rate.take(count, self._loop.time())
+        while (left := deadline - self._loop.time()) > 0 and self.rate.bytes_per_s == rate:
             await asyncio.sleep(min(left, PACE_S))
 
 
@@ -113,7 +113,7 @@ class Fetcher:
     def __init__(self, puller: Puller, operation: str) -> None:
         self._puller = puller
         self._operation = operation
-        self._ahead: dict[tuple[NodeId, str, str, int], Future[Chunk]] = {}
+        self._prefetched: dict[tuple[NodeId, str, str, int], Future[Chunk]] = {}
         """(node, snapshot, name, offset) -> a prefetched chunk; at the end of the file it may be shorter than
         the length requested later."""
 
@@ -131,7 +131,7 @@ class Fetcher:
             self._puller.check_room()
         wanted = FetchChunk(snapshot, name, offset, min(length, CHUNK_BYTES))
         try:
-            future = self._ahead.pop((node, snapshot, name, offset), None)
+            future = self._prefetched.pop((node, snapshot, name, offset), None)
             if future is None:
                 self._forget()
                 future = self._puller.request(node, wanted)
@@ -139,7 +139,7 @@ class Fetcher:
         except NodeAgentError:
             self._forget()
             raise
-        self._look_ahead(node, wanted, chunk)
+        self._prefetch(node, wanted, chunk)
         self.received += len(chunk.data)
         if name not in _MESSAGES:
             self._puller.count(self._operation, len(chunk.data))
@@ -155,19 +155,19 @@ class Fetcher:
                 raise Unavailable("the agent is stopping")
         return future.result()
 
-    def _look_ahead(self, node: NodeId, got: FetchChunk, chunk: Chunk) -> None:
+    def _prefetch(self, node: NodeId, got: FetchChunk, chunk: Chunk) -> None:
         offset = got.offset + len(chunk.data)
-        for _ in range(AHEAD_MAX):
+        for _ in range(PREFETCH_MAX):
             length = min(CHUNK_BYTES, chunk.size - offset)
             if length <= 0 or not chunk.data:
                 return
             key = (node, got.snapshot, got.name, offset)
-            if key not in self._ahead:
+            if key not in self._prefetched:
                 following = FetchChunk(got.snapshot, got.name, offset, length)
-                self._ahead[key] = self._puller.request(node, following)
+                self._prefetched[key] = self._puller.request(node, following)
             offset += length
 
     def _forget(self) -> None:
-        for future in self._ahead.values():
+        for future in self._prefetched.values():
             future.cancel()
-        self._ahead.clear()
+        self._prefetched.clear()

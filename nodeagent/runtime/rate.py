@@ -56,7 +56,7 @@ class AutoRate:
     """The rate of `auto`, adjusted every `EVERY_S`. The caller passes in clock and processor times."""
 
     def __init__(self) -> None:
-        self._looked_at = 0.0
+        self._adjusted_at = 0.0
         self._rows = 0
         self._idle_s = 0.0
         self._wall_s = 0.0
@@ -65,10 +65,10 @@ class AutoRate:
         self.bytes_per_s = 0
         """0 means no limit."""
 
-    def due(self, now: float) -> bool:
-        return now - self._looked_at >= EVERY_S
+    def is_due(self, now: float) -> bool:
+        return now - self._adjusted_at >= EVERY_S
 
-    def look(self, now: float, rows: int, idle_s: float, all_s: float) -> None:
+    def adjust(self, now: float, rows: int, idle_s: float, all_s: float) -> None:
         """Adjust the rate by the counts since the last call.
 
         Args:
@@ -76,11 +76,11 @@ class AutoRate:
             rows: log syncs and data requests of this agent since its start.
             idle_s, all_s: idle and total processor seconds of the machine, over all processors.
         """
-        seconds = now - self._looked_at
+        seconds = now - self._adjusted_at
         asked = (rows - self._rows) / seconds if seconds > 0 else 0.0
         total = all_s - self._wall_s
         busy = 1 - (idle_s - self._idle_s) / total if total > 0 else 0.0
-        self._looked_at, self._rows, self._idle_s, self._wall_s = now, rows, idle_s, all_s
+        self._adjusted_at, self._rows, self._idle_s, self._wall_s = now, rows, idle_s, all_s
         if self._first:  # there is nothing to compare with yet
             self._first = False
             return

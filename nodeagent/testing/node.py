@@ -134,7 +134,7 @@ class SimNode(Machine):
 
     # --- arrivals ----------------------------------------------------------------------------------
 
-    def _standing(self, peer: NodeId) -> MembershipStatus:
+    def _membership_status(self, peer: NodeId) -> MembershipStatus:
         """The membership status of `peer` by its current incarnation; clients are always accepted."""
         source = self.sim.nodes.get(peer)
         if source is None:
@@ -142,25 +142,25 @@ class SimNode(Machine):
         own = source.identity
         self.host.peers.starts.meet(source.incarnation, peer, own.start, own.nonces)
         self.host.peers.levels.meet(source.incarnation, source.build.levels)
-        standing = self.host.standing(peer, source.incarnation, self.now)
+        status = self.host.membership_status(peer, source.incarnation, self.now)
         is_retired = source.incarnation in self.host.cluster.meta.image.retired
-        assert not (is_retired and standing is MembershipStatus.MEMBER), (
+        assert not (is_retired and status is MembershipStatus.MEMBER), (
             f"S13: {peer} was retired and is accepted"
         )
-        if standing is MembershipStatus.UNKNOWN:
+        if status is MembershipStatus.UNKNOWN:
             self.sim.unknown += 1
             self.wake()
-        return standing
+        return status
 
     def on_raft(self, sender: NodeId, messages: list[Routed]) -> None:
-        standing = self._standing(sender)
-        if standing is MembershipStatus.RETIRED:
+        status = self._membership_status(sender)
+        if status is MembershipStatus.RETIRED:
             why = f"the incarnation of {sender} was retired"
             self.sim.carry(self.node, sender, lambda n: n.host.on_retired(why, n.now))
-        elif standing is MembershipStatus.OLDER:
+        elif status is MembershipStatus.OLDER:
             older = self.host.peers.starts.older[self.sim.nodes[sender].incarnation]
             self.sim.carry(self.node, sender, lambda n: n.on_older_copy(older))
-        elif standing is MembershipStatus.MEMBER:
+        elif status is MembershipStatus.MEMBER:
             self.host.on_raft(sender, messages, self.now)
             self.wake()
 
@@ -173,14 +173,14 @@ class SimNode(Machine):
         self.wake()
 
     def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
-        standing = self._standing(peer)
-        if standing is MembershipStatus.OLDER:
+        status = self._membership_status(peer)
+        if status is MembershipStatus.OLDER:
             answer(ErrorReply("forbidden", f"{peer} runs on an older copy of its directory"))
             return
-        if standing is MembershipStatus.RETIRED:
+        if status is MembershipStatus.RETIRED:
             answer(ErrorReply("forbidden", f"the incarnation of {peer} was retired"))
             return
-        if standing is MembershipStatus.UNKNOWN and not isinstance(request, CheckStatus):
+        if status is MembershipStatus.UNKNOWN and not isinstance(request, CheckStatus):
             answer(ErrorReply("unavailable", f"{peer} is not known here"))
             return
         if isinstance(request, GetStatus):

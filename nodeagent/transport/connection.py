@@ -69,9 +69,9 @@ class Connection(asyncio.Protocol):
         dialled: bool,
         context: ssl.SSLContext | None,
         expect: str = "",
-        places: ConnectionLimits | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
-        self._places = places
+        self._limits = limits
         self._handler = handler
         self._dialled = dialled
         self._secure = Secure(context, server_side=not dialled) if context else None
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
         self._hello_timer: asyncio.TimerHandle | None = None
         self._frame_deadline = FrameDeadline(self._loop, self._on_late_frame)
         self._held = 0
-        """Bytes of the unfinished frame that are counted in `_places`."""
+        """Bytes of the unfinished frame that are counted in `_limits`."""
 
         self.peer: Hello | None = None
         """The peer's hello, once it is accepted."""
@@ -218,8 +218,8 @@ class Connection(asyncio.Protocol):
             self._end()
             return
         self._outbox.attach(self._transport)
-        if self._places is not None:
-            self._places.enter(self)
+        if self._limits is not None:
+            self._limits.add(self)
         self._transport.set_write_buffer_limits(high=SOCKET_BUFFER_HIGH)
         peer = transport.get_extra_info("peername")
         self.address = address_text(peer)
@@ -237,8 +237,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
-        if self._places is not None and not self.bytes_in:
-            self._places.speaks(self)
+        if self._limits is not None and not self.bytes_in:
+            self._limits.on_first_bytes(self)
         self.bytes_in += len(data)
         try:
             if self._secure is None:
@@ -299,9 +299,9 @@ class Connection(asyncio.Protocol):
         """Limit the memory of an unfinished frame, and the time until it is complete."""
         announced = self._reader.announced
         self._frame_deadline.follow(announced, any_came)
-        if self._places is not None and self.peer is not None:
+        if self._limits is not None and self.peer is not None:
             before, self._held = self._held, self._reader.pending_bytes if announced else 0
-            self._places.hold(self.peer.role, self._held - before)
+            self._limits.hold(self.peer.role, self._held - before)
 
     def _on_late_frame(self) -> None:
         self.abort(Unavailable(f"{self.name} did not complete a frame in time"))
@@ -332,8 +332,8 @@ class Connection(asyncio.Protocol):
         if self._dialled and hello.role != "node":
             raise Forbidden(f"{self.address} is not a node: {hello.role} {hello.name} answered")
         self._handler.check_peer(hello)
-        if self._places is not None:
-            self._places.greeted(self, hello.role, hello.name)
+        if self._limits is not None:
+            self._limits.on_hello(self, hello.role, hello.name)
         self.peer = hello
         self._reader.bytes_max = FRAME_BYTES_MAX
         self._reader.first_bytes = FIRST_BYTES if hello.role == "reader" else FIRST_BYTES_TRUSTED
@@ -380,10 +380,10 @@ class Connection(asyncio.Protocol):
         if self._closed:
             return
         self._closed = True
-        if self._places is not None:
-            self._places.leave(self)
+        if self._limits is not None:
+            self._limits.remove(self)
             if self.peer is not None:
-                self._places.hold(self.peer.role, -self._held)
+                self._limits.hold(self.peer.role, -self._held)
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         self._pending.cancel()

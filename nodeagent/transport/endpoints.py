@@ -72,4 +72,4 @@ class Listener:
             connection.close()
 
     def _accept(self) -> Connection:
-        return Connection(self._handler, dialled=False, context=self._context, places=self.connections)
+        return Connection(self._handler, dialled=False, context=self._context, limits=self.connections)

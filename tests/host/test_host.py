@@ -802,7 +802,7 @@ def test_a_node_that_is_heard_is_not_declared_dead() -> None:
 
 def test_a_configured_seed_is_no_member_once_the_cluster_is_formed() -> None:
     """It may have been removed since, and have returned with a new directory."""
-    assert leads_alone().standing("b", "any", 3_000) is MembershipStatus.UNKNOWN
+    assert leads_alone().membership_status("b", "any", 3_000) is MembershipStatus.UNKNOWN
 
 
 def test_a_request_may_wait_for_the_sessions_of_a_seal() -> None:

@@ -37,7 +37,7 @@ class World:
         )
 
     def of(self, node: NodeId, incarnation: str) -> MembershipStatus:
-        return self.members.standing(node, incarnation)
+        return self.members.membership_status(node, incarnation)
 
     def answer(self, reply: StatusChecked | MetaView) -> None:
         calls, self.effects.calls = self.effects.calls, []

@@ -53,7 +53,7 @@ class Node:
     def ahead(self) -> list[str]:
         """The members that it asks before the seal is known."""
         self.effects.calls.clear()
-        self.parts.fetch_ahead(self.gaining, AHEAD)
+        self.parts.prefetch(self.gaining, AHEAD)
         return [str(to) for _, to, _ in self.effects.calls]
 
     def take(self) -> list[str]:
@@ -176,10 +176,10 @@ def test_a_request_waits_for_a_part_of_a_later_seal() -> None:
     waits = SealWaits(effects)
     waits.add(holder, "op-9", lambda: answered.append("sealed"))
     waits.add(late, "op-9", lambda: answered.append("late"))
-    waits.look()
+    waits.check()
     assert not answered
     holder.state.slots.sealed["op-9"] = SimpleNamespace(sessions=PART)
-    waits.look()
+    waits.check()
     assert answered == ["sealed"]
     waits.add(holder, "op-9", lambda: answered.append("at once"))
     effects.now = SEAL_WAIT_MS - 1

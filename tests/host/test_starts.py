@@ -56,11 +56,11 @@ def test_a_node_of_an_older_copy_is_not_heard() -> None:
     host = settled_host({})
     assert host.cluster.meta_replica is not None
     host.cluster.meta_replica._machine.state = saved
-    assert host.standing("b", "inc-b", 1) is MembershipStatus.MEMBER
+    assert host.membership_status("b", "inc-b", 1) is MembershipStatus.MEMBER
     host.peers.starts.older["inc-b"] = "why"
     assert (
-        host.standing("b", "inc-b", 1) is MembershipStatus.OLDER
-        and host.standing("c", "inc-c", 1) is MembershipStatus.MEMBER
+        host.membership_status("b", "inc-b", 1) is MembershipStatus.OLDER
+        and host.membership_status("c", "inc-c", 1) is MembershipStatus.MEMBER
     )
 
 

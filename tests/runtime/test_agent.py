@@ -102,7 +102,7 @@ class ScriptedHost:
     def idle(self) -> bool:
         return self.effects == Effects()
 
-    def standing(self, node: NodeId, incarnation: str, now: int) -> MembershipStatus:
+    def membership_status(self, node: NodeId, incarnation: str, now: int) -> MembershipStatus:
         if incarnation in self.retired:
             return MembershipStatus.RETIRED
         if incarnation in self.starts.older:

@@ -19,9 +19,9 @@ class Machine:
         self.rows += round(rows_per_s * seconds)
         self.idle += 2 * seconds * (1 - busy)
         self.all += 2 * seconds
-        assert self.auto.due(self.now)
-        self.auto.look(self.now, self.rows, self.idle, self.all)
-        assert not self.auto.due(self.now)
+        assert self.auto.is_due(self.now)
+        self.auto.adjust(self.now, self.rows, self.idle, self.all)
+        assert not self.auto.is_due(self.now)
         return self.auto.bytes_per_s
 
 

@@ -74,14 +74,14 @@ MUTANTS = (
     Mutant(
         "the connection of a retired node stays",
         "runtime/admission.py",
-        "        if standing in REFUSED:\n            try:",
-        "        if standing is None:\n            try:",
+        "        if status in REFUSED:\n            try:",
+        "        if status is None:\n            try:",
         breaks="S13",
     ),
     Mutant(
         "a non-member may send members' requests",
         "runtime/driver.py",
-        'peer.role if standing is MembershipStatus.MEMBER else "guest"',
+        'peer.role if status is MembershipStatus.MEMBER else "guest"',
         "peer.role",
     ),
     Mutant(
