@@ -32,8 +32,8 @@ from nodeagent.model.limits import (
     COMPACT_KEYS_PER_TURN,
     COMPACTIONS_MAX,
     DELETES_KEPT_MAX,
-    EXPIRE_PARTITIONS_PER_LOOK,
-    EXPIRIES_PER_LOOK_MAX,
+    EXPIRE_PARTITIONS_PER_TURN,
+    EXPIRIES_PER_TURN_MAX,
 )
 from nodeagent.model.requests import CheckFiles, ErrorReply, FilesChecked, Reply
 from nodeagent.partition.ranges import from_slots, to_slots
@@ -56,21 +56,21 @@ class _Pass:
     `compact_every_ms`."""
 
     left: int
-    """Tables and partitions that the pass has not looked at yet."""
+    """Tables and partitions that the pass has not checked yet."""
 
     moving: set[int]
     """Slots of the operation that was open when the pass began."""
 
-    looked: int = 0
+    checked: int = 0
     runs: int = 0
     weight: int = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether everything was looked at, or enough runs were chosen. The pass is bounded because a group
+        """Whether everything was checked, or enough runs were chosen. The pass is bounded because a group
         with many partitions would otherwise merge all the time, at the expense of the writers."""
         is_enough = self.runs >= COMPACTIONS_MAX or self.weight >= COMPACT_BYTES_MAX
-        return not self.left or is_enough or (self.runs > 0 and self.looked >= COMPACT_KEYS_MAX)
+        return not self.left or is_enough or (self.runs > 0 and self.checked >= COMPACT_KEYS_MAX)
 
 
 class Compactor:
@@ -85,7 +85,7 @@ class Compactor:
         self._cluster = replicas.cluster
         self._peers = peers
         self._writer = writer
-        self._look_at = context.effects.now
+        self._pass_at = context.effects.now
         self._expire_at = context.effects.now
         self._passes: dict[GroupId, _Pass] = {}
         """Passes that have not ended."""
@@ -99,33 +99,33 @@ class Compactor:
         self._trials: dict[tuple[GroupId, str], bool | None] = {}
         """(group, parked file) -> whether this process can make a TsFile of it; None while it tries"""
 
-        self._unlooked: dict[GroupId, tuple[deque[PartitionKey], int]] = {}
-        """Partitions that the search for expired rows has not looked at yet, and the time that had certainly
+        self._unchecked: dict[GroupId, tuple[deque[PartitionKey], int]] = {}
+        """Partitions that the search for expired rows has not checked yet, and the time that had certainly
         passed when the TTLs were requested."""
 
     def keep(self) -> None:
-        """Called now and then."""
+        """Called at every housekeeping."""
         now, config = self._effects.now, self._config
-        if now >= self._look_at:
-            self._look_at = now + config.compact_every_ms
+        if now >= self._pass_at:
+            self._pass_at = now + config.compact_every_ms
             self._passes = {
                 r.group: _Pass(len(r.state.files.changed), self._moving(r.group))
                 for r in self._replicas.data.values()
                 if r.leads and r.state.files.changed
             }
-        for replica in self._led() if self._passes else ():
-            look = self._passes.get(replica.group)
-            if look is not None:
-                self._compact(replica, look)
-                if look.is_over:
+        for replica in self._led_replicas() if self._passes else ():
+            current = self._passes.get(replica.group)
+            if current is not None:
+                self._compact(replica, current)
+                if current.is_over:
                     del self._passes[replica.group]
         if now >= self._expire_at:
             self._expire_at = now + config.expire_every_ms
             self._begin_expiry()
-        for replica in self._led() if self._unlooked else ():
+        for replica in self._led_replicas() if self._unchecked else ():
             self._expire(replica)
 
-    def _led(self) -> list[DataReplica]:
+    def _led_replicas(self) -> list[DataReplica]:
         """Replicas here that lead, have applied all entries of earlier leaders, and wait for no entry that
         was proposed here."""
         return [
@@ -156,37 +156,39 @@ class Compactor:
             return config.compact_files_min
         return max(config.compact_files_min, config.compact_files_min_in_change)
 
-    def _compact(self, replica: DataReplica, look: _Pass) -> None:
+    def _compact(self, replica: DataReplica, current: _Pass) -> None:
         now = self._effects.now
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
-        stuck = min(len(replica.failures.stuck), COMPACTIONS_MAX)  # they do not block other merges
-        runs = self._choose(replica, look, COMPACTIONS_MAX - (len(replica.state.compactions.active) - stuck))
+        stuck = min(len(replica.failures.stuck), COMPACTIONS_MAX)  # stuck compactions do not block others
+        runs = self._choose(
+            replica, current, COMPACTIONS_MAX - (len(replica.state.compactions.active) - stuck)
+        )
         if runs:
             self._check(replica, runs)
 
-    def _choose(self, replica: DataReplica, look: _Pass, room: int) -> Runs:
+    def _choose(self, replica: DataReplica, current: _Pass, room: int) -> Runs:
         """Runs to compact now, among the changed tables and partitions; those without any are forgotten."""
         state, group, now = replica.state, replica.group, self._effects.now
         files_min = self._files_min()
-        look.left = min(look.left, len(state.files.changed))
-        under_way = {c.key for c in state.compactions.active}
+        current.left = min(current.left, len(state.files.changed))
+        active = {c.key for c in state.compactions.active}
         runs: Runs = {}
-        for key in list(islice(state.files.changed, min(COMPACT_KEYS_PER_TURN, look.left))):
-            if len(runs) >= room or look.is_over:
+        for key in list(islice(state.files.changed, min(COMPACT_KEYS_PER_TURN, current.left))):
+            if len(runs) >= room or current.is_over:
                 break
             del state.files.changed[key]
-            look.left -= 1
-            look.looked += 1
-            if key not in under_way and now >= self._not_before.get((group, key), now):
-                run, is_done = self._run_of(replica, key, look.moving, files_min)
+            current.left -= 1
+            current.checked += 1
+            if key not in active and now >= self._not_before.get((group, key), now):
+                run, is_done = self._run_of(replica, key, current.moving, files_min)
                 if run:
                     runs[key] = run
-                    look.runs += 1
-                    look.weight += sum(map(compaction.weight_of, run))
+                    current.runs += 1
+                    current.weight += sum(map(compaction.weight_of, run))
                 if is_done:
                     continue
-            state.files.changed[key] = None  # to the end, so that each gets its turn
+            state.files.changed[key] = None  # moved to the end, so that every key gets its turn
         return runs
 
     def _run_of(
@@ -199,13 +201,13 @@ class Compactor:
         if files and (files[0].slot in moving or not state.adoptions.is_stable(files[0].slot)):
             return (), False
         low = self._effects.space.is_low  # then only runs that free space, by dropping deleted rows
-        hopeful = next((f for f in files if f.parked and self._is_hopeful(group, (f,))), None)
-        if hopeful is not None and not low:
-            return (() if self._trials.get((group, hopeful.name), True) is None else (hopeful,)), False
+        candidate = next((f for f in files if f.parked and self._may_become_tsfile(group, (f,))), None)
+        if candidate is not None and not low:
+            return (() if self._trials.get((group, candidate.name), True) is None else (candidate,)), False
         run = compaction.pick_small(files, files_min, full_min) if not low else []
         deletes = state.files.tombstones.of(*key)
-        masked, due = self._deletes_due(group, key, files, deletes)
-        if not run and (due or (low and masked)):
+        masked, is_due = self._deletes_due(group, key, files, deletes)
+        if not run and (is_due or (low and masked)):
             run = compaction.pick_masked(files, deletes)
         # Runs that are too short during an operation wait for its end.
         return run, not run and not masked and not compaction.pick_small(files, full_min)
@@ -213,7 +215,7 @@ class Compactor:
     def _deletes_due(
         self, group: GroupId, key: Key, files: Sequence[FileMeta], tombstones: Sequence[Tombstone]
     ) -> tuple[bool, bool]:
-        """Whether range deletes mask files, and whether those files are to be rewritten now."""
+        """Whether range deletes mask files, and whether those files must be rewritten now."""
         masking = compaction.deletes_on(files, tombstones) if tombstones else []
         if not masking:
             self._masked_since.pop((group, key), None)
@@ -235,7 +237,9 @@ class Compactor:
         def answered(node: NodeId, reply: Reply | JobResult) -> None:
             nonlocal heard
             heard += 1
-            if not isinstance(reply, ErrorReply) or reply.code != LogCorrupt.code:  # a lost one has no files
+            if (
+                not isinstance(reply, ErrorReply) or reply.code != LogCorrupt.code
+            ):  # a member with a lost log has no files
                 found[node] = dict(reply.found) if isinstance(reply, FilesChecked | FilesHashed) else {}
             if heard > len(up):
                 self._checking.discard(group)
@@ -274,7 +278,7 @@ class Compactor:
             if run[0].slot in moving or not state.adoptions.is_stable(run[0].slot):
                 continue
             parked = run[-1].parked
-            if parked and self._is_hopeful(replica.group, run):
+            if parked and self._may_become_tsfile(replica.group, run):
                 if self._trials.get((replica.group, run[0].name)) is None:
                     self._try(replica, run[0])
                     continue
@@ -289,13 +293,13 @@ class Compactor:
             batch.append(commands.encode(compact))
         self._log(replica, batch)
 
-    def _is_hopeful(self, group: GroupId, run: Sequence[FileMeta]) -> bool:
+    def _may_become_tsfile(self, group: GroupId, run: Sequence[FileMeta]) -> bool:
         """Whether the run is one parked file that this process has not yet failed to make into a TsFile."""
         return len(run) == 1 and bool(run[0].parked) and self._trials.get((group, run[0].name)) is not False
 
     def _try(self, replica: DataReplica, file: FileMeta) -> None:
-        """Try once per process whether a parked file can be made into a TsFile, by a later version of the
-        library or on this machine. A compaction of the file alone is logged only if that works."""
+        """Try once per process whether a parked file can become a TsFile, with a later version of the library
+        or on this machine. A compaction of the file alone is logged only if the trial succeeds."""
         name, state = (replica.group, file.name), replica.state
         schema = state.schemas.get((file.partition.storage_group, file.table))
         if name in self._trials or schema is None:
@@ -305,7 +309,7 @@ class Compactor:
 
         def done(result: JobResult) -> None:
             if isinstance(result, Failed) and (result.code == Overloaded.code or result.found):
-                del self._trials[name]  # that may pass
+                del self._trials[name]  # the cause may pass
                 key = replica.group, (file.partition, file.table)
                 self._not_before[key] = self._effects.now + CHECK_AGAIN_MS
             else:
@@ -320,7 +324,7 @@ class Compactor:
 
     # --- expiry ------------------------------------------------------------------------------------
 
-    def _that_expire(self, replica: DataReplica) -> list[PartitionKey]:
+    def _partitions_with_ttl(self, replica: DataReplica) -> list[PartitionKey]:
         """Partitions of storage groups that have a table with a TTL, in files or memory."""
         groups = {name[0] for name, schema in self._cluster.meta.tables.schemas.items() if schema.ttl_ms}
         found = dict[PartitionKey, None]()
@@ -337,36 +341,36 @@ class Compactor:
         """
         meta = self._cluster.meta_replica
         if meta is None or not any(schema.ttl_ms for schema in self._cluster.meta.tables.schemas.values()):
-            self._unlooked = {}
+            self._unchecked = {}
             return
-        asked = {r.group: self._clocks.passed(r.raft.log.config.voters) for r in self._led()}
+        asked = {r.group: self._clocks.passed(r.raft.log.config.voters) for r in self._led_replicas()}
 
         def confirmed() -> None:
-            self._unlooked = {
-                r.group: (deque(self._that_expire(r)), passed)
-                for r in self._led()
+            self._unchecked = {
+                r.group: (deque(self._partitions_with_ttl(r)), passed)
+                for r in self._led_replicas()
                 if (passed := asked.get(r.group)) is not None
             }
 
-        meta.read(confirmed, lambda why: None)  # asked again at the next look
+        meta.read(confirmed, lambda why: None)  # asked again at the next search
 
     def _expire(self, replica: DataReplica) -> None:
-        """Log a cut-off where rows past their table's TTL, by the voters' clocks, would still be read.
+        """Log a cut-off if rows that are past their table's TTL by the voters' clocks would still be read.
 
         While the clocks disagree, or too few are heard, no row expires. Takes some partitions at a time.
         """
-        unlooked, asked = self._unlooked.get(replica.group, (None, 0))
-        passed = self._clocks.passed(replica.raft.log.config.voters) if unlooked else None
-        if not unlooked or passed is None:
-            self._unlooked.pop(replica.group, None)
+        unchecked, asked = self._unchecked.get(replica.group, (None, 0))
+        passed = self._clocks.passed(replica.raft.log.config.voters) if unchecked else None
+        if not unchecked or passed is None:
+            self._unchecked.pop(replica.group, None)
             return
         passed = min(passed, asked)
         moving = self._moving(replica.group)
         batch: list[bytes] = []
-        for _ in range(min(len(unlooked), EXPIRE_PARTITIONS_PER_LOOK)):
-            if len(batch) >= EXPIRIES_PER_LOOK_MAX:
+        for _ in range(min(len(unchecked), EXPIRE_PARTITIONS_PER_TURN)):
+            if len(batch) >= EXPIRIES_PER_TURN_MAX:
                 break
-            batch += self._cut_offs(replica, unlooked.popleft(), moving, passed)
+            batch += self._cut_offs(replica, unchecked.popleft(), moving, passed)
         self._log(replica, batch)
 
     def _cut_offs(

@@ -82,7 +82,7 @@ class DataReplica(Replica):
 
     @property
     def ended_here(self) -> frozenset[str]:
-        """As `DataMachine.settled`."""
+        """As `DataMachine.ended_here`."""
         return self._machine.ended_here
 
     @property

@@ -1,4 +1,4 @@
-"""The effect queue of a host: its parts put their effects here and get the results back."""
+"""The effect queue of a host: the parts of the host add their effects here and receive the results."""
 
 import heapq
 from collections.abc import Callable
@@ -47,14 +47,14 @@ class Effects:
     """Entries that this turn applied, to explain a slow turn."""
 
     applied_bytes: int = 0
-    """Their bytes."""
+    """Bytes of these entries."""
 
 
 class EffectQueue:
     """Numbers jobs and calls, remembers what to run with their results, and runs timers.
 
-    The host sets these before it passes on an event: `now`, monotonic, and `wall`, the wall clock for
-    records, both in milliseconds, and `space`, the free space of the disk. Checkpoints are signed with
+    Before it passes on an event, the host sets `now` (monotonic time), `wall` (wall clock, for records), both
+    in milliseconds, and `space` (the free space of the disk). Checkpoints are signed with
     `owner`.
     """
 
@@ -146,7 +146,7 @@ class EffectQueue:
     ) -> None:
         """Run `job` until its directory is removed, then `then`.
 
-        Failures are retried without end, and the status names the directory.
+        Failures are retried indefinitely, and the status names the directory.
 
         Args:
             still: asked before each try; False if the directory is needed again, which ends the retries.

@@ -1,8 +1,8 @@
 """Which node should lead each group.
 
-By preference a group is led by its group owner. A draining or stopping node hands over every group that
-another node can lead; so does a node that is short of disk space to nodes that have some, and a node that
-cannot send a member the snapshot it needs to a node that can.
+By preference a group is led by its group owner. A draining or stopping node transfers the leadership of
+every group that another node can lead. A node that is short of disk space transfers it to nodes that have
+space, and a node that cannot send a member the snapshot that it needs, to a node that can.
 
 Nothing here is needed for safety; every leadership transfer is Raft's own (thesis 3.10), to a voter that is
 caught up and was just heard, so that it costs no election timeout.
@@ -18,10 +18,10 @@ from nodeagent.raft.progress import ProgressState
 PREFER_OWNER_MS = 3_000
 RETRY_MS = 10_000
 """A node that did not take over a group is not asked again for this long. The group takes no writes during a
-transfer, and a node may be caught up and answer and still not become leader, because its disk is stuck."""
+transfer, and a node may be caught up and respond, and still not become leader, because its disk is stuck."""
 
 SHORT_MS = 60_000
-"""A group owner that was short of disk space is not preferred for this long, because space comes and goes
+"""A group owner that was short of disk space is not preferred for this long, because free space fluctuates
 while disks fill."""
 
 
@@ -73,12 +73,12 @@ class Leadership:
         now = self._effects.now
         led = {r.group for r in self._replicas if r.leads}
         self._asked_at = {k: at for k, at in self._asked_at.items() if k[0] in led and now - at < RETRY_MS}
-        self._look_for_short(now)
-        self._leave_to_sources()
+        self._note_low_space(now)
+        self._transfer_to_sources()
         if self.avoids_leadership:
-            self._give_away()
+            self._transfer_all()
         elif self._effects.space.is_low:
-            self._leave_to_room()
+            self._transfer_for_space()
         elif now >= self._prefer_at:
             self._prefer_at = now + PREFER_OWNER_MS
             self._prefer_owners()
@@ -100,26 +100,27 @@ class Leadership:
             if self._led_in.setdefault(replica.group, replica.raft.term) != replica.raft.term:
                 continue
             if replica.raft.can_change():
-                busy = self._give(replica) or busy
+                busy = self._transfer_if_possible(replica) or busy
             else:
                 asked = any(group == replica.group for group, _ in self._asked_at)
                 busy = busy or asked or self._successor(replica) is not None
         return busy
 
-    def _give_away(self) -> None:
+    def _transfer_all(self) -> None:
         for replica in self._replicas:
             if replica.leads:
-                self._give(replica)
+                self._transfer_if_possible(replica)
 
-    def _look_for_short(self, now: int) -> None:
+    def _note_low_space(self, now: int) -> None:
         self._short_at = {n: at for n, at in self._short_at.items() if now - at < SHORT_MS}
         for replica in self._replicas.data.values():
             if replica.leads:
                 self._short_at |= dict.fromkeys(replica.raft.voters_low_on_space(), now)
 
-    def _leave_to_room(self) -> None:
-        """Hand over each group that takes rows under another leader: a majority of its voters has disk space,
-        and one of those can lead it. Without such a majority another leader would refuse rows as well."""
+    def _transfer_for_space(self) -> None:
+        """Transfer the leadership of each group that would accept rows under another leader: a majority of
+        its voters has disk space, and one of them can lead it. Without such a majority, another leader would
+        reject rows too."""
         for replica in self._replicas.data.values():
             if not replica.leads:
                 continue
@@ -128,11 +129,11 @@ class Leadership:
             )
             target = self._successor(replica)
             if most_have_room and target is not None and replica.raft.has_room(target):
-                self._give(replica)
+                self._transfer_if_possible(replica)
 
-    def _leave_to_sources(self) -> None:
-        """Hand over each group with a member that needs a snapshot and holds files of sealed slots that are
-        not here: only a leader with those files can send it one before the change has ended."""
+    def _transfer_to_sources(self) -> None:
+        """Transfer the leadership of each group with a member that needs a snapshot and holds files of sealed
+        slots that this node lacks: until the change ends, only a leader with those files can send one."""
         for replica in self._replicas.data.values():
             if not replica.leads or not any(s.metadata_only for s in replica.state.slots.sealed.values()):
                 continue
@@ -151,7 +152,7 @@ class Leadership:
                 self.transfer(replica, target)
 
     def _prefer_owners(self) -> None:
-        """Hand each group to its owner, so that leaders spread over the ring.
+        """Transfer the leadership of each group to its owner, so that leaders spread over the ring.
 
         A group that was not led here at the last call is skipped: this node may just have taken it over from
         an owner that is stopping but was heard a moment ago.
@@ -165,7 +166,7 @@ class Leadership:
                 self.transfer(replica, owner)
         self._led_before = led
 
-    def _give(self, replica: Replica) -> bool:
+    def _transfer_if_possible(self, replica: Replica) -> bool:
         target = self._successor(replica)
         if target is None or not replica.raft.can_change():
             return False

@@ -1,9 +1,9 @@
 """Copies moved slots to this node: find a source, stage its files, record the copy.
 
 Units come from the operation's record alone, so after a restart, or with a second leader or a dead operator,
-the missing units are just started again; files that are staged already are not fetched twice. While the
-operation's lease is held, units start only on its owner's order; when the lease lapses by this node's own
-clock, the agents continue by themselves.
+the missing units are simply started again; files that are already staged are not fetched twice. While the
+operation has a lease, units start only on the order of the lease owner; once the lease has expired by this
+node's own clock, the agents continue without it.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ PARALLEL_UNITS = 4
 RETRY_MS = 300
 OWN_WAIT_MS = 5_000
 """A previous holder waits this long for its own files to be made before it pulls them from another node."""
-RECORD_AGAIN_MS = 1_000
+REPORT_AGAIN_MS = 1_000
 
 Key = tuple[str, GroupId, Ranges]
 
@@ -93,7 +93,7 @@ class SlotCopier:
         self._dead: set[NodeId] = set()
         """Nodes of the open operation that are dead and no longer sources."""
 
-        self._cut: tuple[str, list[Unit]] = ("", [])
+        self._units_of: tuple[str, list[Unit]] = ("", [])
         """An operation and its units."""
 
         self._lease: tuple[Lease | None, int] = (None, 0)
@@ -126,18 +126,18 @@ class SlotCopier:
         leased = self._is_leased(op)
         for unit in moving.units_to_copy(op, self._units(op), self.node, self.incarnation):
             if unit.key in self._staged:
-                self._record_again(unit)
+                self._report_again(unit)
             elif not leased or self._has_order(unit):
-                self._ensure(unit)
+                self._pull_of(unit)
         for unit in self._units(op):
             if unit.move.target in wanted and unit.key not in self._staged:
-                self._ensure(unit)
+                self._pull_of(unit)
         self._start()
 
     def _units(self, op: Operation) -> list[Unit]:
-        if self._cut[0] != op.id:
-            self._cut = (op.id, moving.units(op))
-        return self._cut[1]
+        if self._units_of[0] != op.id:
+            self._units_of = (op.id, moving.units(op))
+        return self._units_of[1]
 
     def _hold_back(self, op: Operation) -> None:
         """Pulls that have not started wait for the end of the pause; their orders are refused."""
@@ -209,11 +209,13 @@ class SlotCopier:
         ]
         if not mine:
             return self.effects.refuse(token, "refused", f"{self.node} gains none of these slots for {group}")
-        due = {u.key for u in moving.units_to_copy(op, self._units(op), self.node, self.incarnation)}
-        order = _Order(token, slots, {u.key for u in mine if u.key in due and u.key not in self._recorded})
+        to_copy = {u.key for u in moving.units_to_copy(op, self._units(op), self.node, self.incarnation)}
+        order = _Order(
+            token, slots, {u.key for u in mine if u.key in to_copy and u.key not in self._recorded}
+        )
         for unit in mine:
             if unit.key in order.waiting:
-                self._ensure(unit).orders.append(order)
+                self._pull_of(unit).orders.append(order)
         if not order.waiting:
             self._answer(order, group)
         return self._start()
@@ -224,7 +226,7 @@ class SlotCopier:
         )
         self.effects.reply(order.token, UnitPulled(copy))
 
-    def _ensure(self, unit: Unit) -> _Pull:
+    def _pull_of(self, unit: Unit) -> _Pull:
         return self._pulls.setdefault(unit.key, _Pull(unit, self.effects.now + OWN_WAIT_MS))
 
     def _start(self) -> None:
@@ -295,7 +297,7 @@ class SlotCopier:
 
     def _on_staged(self, pull: _Pull, slots: tuple[PulledSlot, ...], result: JobResult) -> None:
         if self._pulls.get(pull.unit.key) is not pull:
-            self._touched.add(pull.unit.operation)  # it ended, perhaps before these were staged
+            self._touched.add(pull.unit.operation)  # the pull ended, perhaps before these files were staged
             return
         if not isinstance(result, FilesStaged):
             return self._again(pull, getattr(result, "what", "failed"))
@@ -343,9 +345,9 @@ class SlotCopier:
         pull.not_before = self.effects.now + RETRY_MS
         self.effects.later(RETRY_MS, self._start)
 
-    def _record_again(self, unit: Unit) -> None:
+    def _report_again(self, unit: Unit) -> None:
         recorded = self._recorded.get(unit.key)
-        if recorded is not None and self.effects.now - recorded[1] > RECORD_AGAIN_MS:
+        if recorded is not None and self.effects.now - recorded[1] > REPORT_AGAIN_MS:
             self._recorded[unit.key] = (recorded[0], self.effects.now)
             self._report(meta.Copied(self.effects.wall, unit.operation, recorded[0]))
 
@@ -356,7 +358,7 @@ class SlotCopier:
         return any(u.move.target == group and u.key not in self._staged for u in self._units(op))
 
     def adopt_commands(self, op: Operation, group: GroupId, open_index: int) -> list[bytes]:
-        """`Adopt` entries for all units of `group`, bounded in size each."""
+        """`Adopt` entries for all units of `group`, one per unit, so that the size of an entry is bounded."""
         out = []
         for unit in self._units(op):
             if unit.move.target == group:

@@ -1,4 +1,4 @@
-"""The status that a node reports for itself and its groups."""
+"""The status of a node and its groups, as the node reports it."""
 
 import msgspec
 

@@ -29,12 +29,12 @@ MEMTABLES_MAX = 4
 
 OVERLOAD_REPLY_DELAY_MS = 200
 """The leader delays that answer by this time: each attempt carries its rows, and clients that retry at once
-would take the processor from the closes that make room."""
+would take the processor from the closes that free memory."""
 
 APPLY_BYTES_PER_TURN = 4 * MIB
 APPLY_ENTRIES_PER_TURN = 1024
-"""What one turn of the event loop applies, over all groups of a node; the next turn continues. Between turns
-the node sends heartbeats and takes requests."""
+"""The most that one turn of the event loop applies, over all groups of a node; the next turn continues.
+Between turns the node sends heartbeats and accepts requests."""
 
 TURN_MS_MAX = 100
 """A longer turn of the event loop is counted and logged."""
@@ -46,7 +46,7 @@ COMPACT_KEYS_MAX = 512
 """Pairs in consecutive turns after which the leader stops until the next `compact_every_ms`, if it found
 files to merge."""
 
-EXPIRE_PARTITIONS_PER_LOOK = 512
+EXPIRE_PARTITIONS_PER_TURN = 512
 """Time partitions in which a leader looks for rows past their TTL in one turn."""
 
 READS_PENDING_MAX = 4096
@@ -117,7 +117,7 @@ TTL_MS_MAX = 1 << 50
 EXPIRY_STEPS = 32
 """Rows outlive their table's TTL by at most TTL / `EXPIRY_STEPS` plus `expire_every_ms`."""
 
-EXPIRIES_PER_LOOK_MAX = 256
+EXPIRIES_PER_TURN_MAX = 256
 """Cut-offs that a leader logs for one group at a time."""
 
 STOPPED_LOG_BYTES_MAX = 256 * MIB

@@ -1,4 +1,4 @@
-"""`Storage`: runs the jobs that the pure rooms request. Blocking; call it from a disk thread.
+"""`Storage`: runs the jobs that the pure packages request. Blocking; call it from a disk thread.
 
 A job may run twice, and both runs end in the same state. Jobs of one group must not run at the same time if
 one of them changes the other's files; jobs of different groups may.

@@ -113,7 +113,7 @@ class Plan:
                 "nodeagent.host.closer.CLOSE_PARTITIONS_MAX": rng.choice([1, 3, 256]),
                 "nodeagent.host.file_deltas.DELTA_FILES_MIN": rng.choice([0, 64]),
                 "nodeagent.host.compactor.DELETES_KEPT_MAX": rng.choice([1, 64]),
-                "nodeagent.host.compactor.EXPIRIES_PER_LOOK_MAX": rng.choice([1, 256]),
+                "nodeagent.host.compactor.EXPIRIES_PER_TURN_MAX": rng.choice([1, 256]),
                 "nodeagent.data.compaction.COMPACT_INPUTS_MAX": inputs,
                 "nodeagent.data.slot_migration.SESSIONS_PART_BYTES": rng.choice([64, 1 << 20]),
                 "nodeagent.scaling.moving.UNIT_SLOTS": rng.choice([1, 3, 32]),

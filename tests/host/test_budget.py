@@ -104,7 +104,7 @@ def _looking(node: Node, partitions: int, turns: int) -> list[int]:
     """How many of `count` partitions each turn looked at; partitions without files are forgotten, and chosen
     runs are checked at once."""
     compactor, state = node.host.compactor, node.replica.state
-    compactor._look_at = node.host.effects.now
+    compactor._pass_at = node.host.effects.now
     state.files.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(partitions)}
     looked = []
     for _ in range(turns):
@@ -123,7 +123,7 @@ def test_a_compaction_pass_looks_at_some_partitions_per_turn_until_all_are_done(
     assert _looking(node, 5 * most + 7, 8) == [most] * 5 + [7, 0, 0]
     node.replica.state.files.changed = {(PartitionKey("sg", 0, 0), "t"): None}
     node.host.compactor.keep()
-    assert len(node.replica.state.files.changed) == 1, "all were looked at, so the next look comes later"
+    assert len(node.replica.state.files.changed) == 1, "all keys were checked, so the next pass begins later"
 
 
 def test_a_partition_that_must_wait_is_looked_at_once_per_compaction_pass() -> None:
