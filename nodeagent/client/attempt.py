@@ -53,7 +53,7 @@ class Attempt:
             self._ticket = None
 
     async def once(self, build: Build) -> Written | None:
-        """One attempt. None: try again.
+        """Make one attempt; return None if another attempt must follow.
 
         Raises:
             OutcomeUnknown: the write may have taken effect. After any other error it did not.
@@ -108,7 +108,7 @@ class Attempt:
         return await self._calls.call(self._search.target, build(group.group, self._ticket), timeout_s)
 
     async def _try_next_member(self, error: NodeAgentError) -> None:
-        """This node cannot take the write now: try another member, by fresh routes."""
+        """Try another member, with fresh routes: this node cannot accept the write now."""
         if self._search is not None and self._group is not None:
             self._calls.skip(self._group, self._search)
         self._hint = None
@@ -117,7 +117,7 @@ class Attempt:
             await self._refresh()
 
     async def _wait_for_room(self, error: Overloaded) -> None:
-        """The leader is flushing earlier rows to files: retry it after a pause. Give up before an attempt
+        """The leader is writing earlier rows to files: retry there after a pause. Raise before an attempt
         that has too little time left for an answer, because its outcome would be unknown."""
         self._deadline.extend_while_busy()
         delay_s = self._backoff.delay_s(min(NO_ROOM_PAUSE_MAX_S, self._views.attempt_s / 4))
@@ -126,7 +126,7 @@ class Attempt:
         await self._pause(error, delay_s)
 
     async def _reroute(self, error: Moved) -> None:
-        """The slot belongs to another group: send there, or wait while neither group serves it."""
+        """Send the write to the group that now owns the slot, or wait while no group serves the slot."""
         asked, self._hint = self._group, None
         if error.details.get("wait"):
             await self._pause(error, BACKOFF_MIN_S)
@@ -192,11 +192,11 @@ class Attempt:
                 slot=self._slot,
             )
         if isinstance(error, NotLeader) and self._overloaded is not None:
-            return self._overloaded  # says more than a member that is not the leader
+            return self._overloaded  # more useful than the error of a member that is not the leader
         if isinstance(error, NotLeader | Moved | SessionExpired):
             return Unavailable(
                 f"slot {self._slot} accepted no write within {self._deadline.timeout_s:g} s: {error.what}",
-                next_step="look at `iotctl cluster status`",
+                next_step="see `iotctl cluster status`",
                 slot=self._slot,
             )
         return error

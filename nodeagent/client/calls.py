@@ -33,7 +33,7 @@ GROUP_TRANSIENT = (Overloaded, Refused, NotFound, Damaged, Unavailable)
 
 
 class Calls:
-    """The requests of one client. `views` is what the client knows of the cluster."""
+    """The requests of one client. `views` is its view of the cluster."""
 
     def __init__(self, link: Link, timeout_s: float, rng: random.Random) -> None:
         self.link = link
@@ -49,8 +49,9 @@ class Calls:
 
     async def call_while_busy(self, target: str, request: ScanRows, deadline: Deadline) -> Reply:
         """As `call`, for a scan that may take the node long. The node is probed while it scans: as long as
-        it answers the probes it is busy, not dead, and is waited for. Retrying would not help, because a
-        second request queues behind the first. After half of the patience the next node is tried."""
+        it answers the probes, it is busy, not dead, and the client waits for it. A retry would not help,
+        because a second request queues behind the first. After half of the patience the next node is
+        tried."""
         work = begun(
             self.call(target, request, min(BUSY_TIMEOUTS_MAX / 2 * self.timeout_s, deadline.patience_s))
         )
@@ -214,7 +215,7 @@ class Calls:
         if isinstance(last, NotLeader | OutcomeUnknown):
             return Unavailable(
                 f"no node answered {name} within {self.timeout_s:g} s: {last.what}",
-                next_step="look at `iotctl cluster status`",
+                next_step="see `iotctl cluster status`",
             )
         return last
 
@@ -223,6 +224,6 @@ def _unknown(request: Request, lost: NodeAgentError) -> OutcomeUnknown:
     name = type(request).__name__
     return OutcomeUnknown(
         f"{name} was sent; it is not known whether it took effect: {lost.what}",
-        next_step="look at `iotctl ops list` or `iotctl cluster status`",
+        next_step="see `iotctl ops list` or `iotctl cluster status`",
         **lost.details,
     )

@@ -100,7 +100,7 @@ class Cover:
         slots = np.flatnonzero(pending)
         return Unavailable(
             f"{slots.size} slots were not answered (first: slot {int(slots[0])}): {last.what}",
-            next_step="look at `iotctl cluster status`",
+            next_step="see `iotctl cluster status`",
             slots=int(slots.size),
         )
 

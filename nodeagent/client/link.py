@@ -1,7 +1,7 @@
 """Calls to many nodes.
 
-There are two connections per node: chunks and scanned rows have a connection of their own, so that a write
-never waits behind a file. After a failed attempt a node is not dialled again until its back-off ends; calls
+There are two connections per node: file chunks and scanned rows have their own, so that a write never waits
+behind a file. After a failed attempt a node is not dialled again until its back-off ends; calls
 during the back-off fail at once.
 """
 

@@ -77,8 +77,8 @@ class Lists:
             mine = mask_of_ranges(leg.slots, size)
             for page in pages:
                 found += [p for p in page.partitions if mine[p.slot]]
-                for handover in page.handover:
-                    elsewhere |= mask_of_ranges(handover.slots, size) & mine
+                for moved in page.handover:
+                    elsewhere |= mask_of_ranges(moved.slots, size) & mine
         elsewhere |= mask_of_ranges(in_transition((await self._calls.views.current()).view), size)
         return found, elsewhere
 

@@ -1,7 +1,7 @@
 """Scans rows page by page.
 
 Pages are of bounded size. A page ends at a row key and is final once its table version is checked. A leg that
-fails after some pages is routed again and resumes behind its last page, at another member or another group,
+fails after some pages is routed again and resumes after its last page, with another member or another group,
 so that no row is returned twice.
 
 While the files of a slot are still with its previous holders, the group's answer names these holders. Their
@@ -192,13 +192,13 @@ class Pages:
                 query.on_age(reply.age_ms)
             end = _end(reply, until)
             rows = rows_of(reply, query)
-            handovers = _merge_migrations(reply.handover)
-            if not handovers:
+            pending = _by_source(reply.handover)
+            if not pending:
                 return reply.table_version, _PageRead(rows, start, end, node)
             if limit:
                 limit = 0  # deletes may hide the first of the older rows, so that later rows come first
                 continue
-            old, old_end = await self._old_rows(handovers, leg, start, end, query, deadline)
+            old, old_end = await self._old_rows(pending, leg, start, end, query, deadline)
             if old_end == end:
                 settings = (await self._calls.views.current()).view.settings
                 rows = merge_below(rows, old, reply.tombstones, query, settings)
@@ -217,7 +217,7 @@ class Pages:
 
     async def _old_rows(
         self,
-        handovers: Sequence[PendingSlots],
+        pending: Sequence[PendingSlots],
         leg: Leg,
         start: Cursor,
         end: Cursor | None,
@@ -226,16 +226,16 @@ class Pages:
     ) -> tuple[list[pa.Table], Cursor | None]:
         """The rows of all previous holders between two cursors, and the cursor up to which all answered."""
         old: list[pa.Table] = []
-        for handover in handovers:
-            slots = ranges.intersect(handover.slots, leg.slots)
-            rows, own = await self._old_page(handover, slots, start, end, query, deadline)
+        for moved in pending:
+            slots = ranges.intersect(moved.slots, leg.slots)
+            rows, own = await self._old_page(moved, slots, start, end, query, deadline)
             old.append(rows)
             end = own
         return old, end
 
     async def _old_page(
         self,
-        handover: PendingSlots,
+        moved: PendingSlots,
         slots: ranges.SlotRanges,
         start: Cursor,
         end: Cursor | None,
@@ -243,19 +243,19 @@ class Pages:
         deadline: Deadline,
     ) -> tuple[pa.Table, Cursor | None]:
         """The rows of sealed slots from the first previous holder that answers."""
-        last: NodeAgentError = Unavailable(f"{handover.source} has no members")
+        last: NodeAgentError = Unavailable(f"{moved.source} has no members")
         request = ScanRows(
-            handover.source,
+            moved.source,
             query.storage_group,
             query.spec,
             query.read,
             start.position if start.key is None and start.position else 0,
             slots,
-            handover.operation,
+            moved.operation,
             after=start,
             until=end,
         )
-        members = list(handover.members)
+        members = list(moved.members)
         self._calls.rng.shuffle(members)
         for member in members:
             try:
@@ -266,13 +266,13 @@ class Pages:
                 assert isinstance(reply, RowsScanned), reply
                 return rows_of(reply, query), _end(reply, end)
         raise Unavailable(
-            f"none of {', '.join(members)} returned the rows sealed for {handover.operation}: {last.what}"
+            f"none of {', '.join(members)} returned the rows sealed for {moved.operation}: {last.what}"
         ) from last
 
 
 def _end(reply: RowsScanned, until: Cursor | None) -> Cursor | None:
     """Where the page ends. A node of an earlier version sets `cursor` instead of `next`, or names a place
-    behind `until` although it returned no rows from `until` on."""
+    after `until` although it returned no rows from `until` on."""
     end = reply.next if reply.next is not None else Cursor(reply.cursor) if reply.cursor else until
     return until if end is not None and until is not None and place_of(end) > place_of(until) else end
 
@@ -298,13 +298,13 @@ def _advance(pending: dict[Cursor, Mask], leg: Leg, page: _PageRead) -> None:
         pending[page.end] = pending[page.end] | own if page.end in pending else own
 
 
-def _merge_migrations(handovers: Iterable[PendingSlots]) -> list[PendingSlots]:
+def _by_source(pending: Iterable[PendingSlots]) -> list[PendingSlots]:
     """Join the entries of each (operation, source) into one."""
     found: dict[tuple[str, str], PendingSlots] = {}
-    for handover in handovers:
-        key = (handover.operation, handover.source)
-        slots = ranges.union(handover.slots, found[key].slots if key in found else ())
-        found[key] = PendingSlots(handover.operation, slots, handover.source, handover.members)
+    for moved in pending:
+        key = (moved.operation, moved.source)
+        slots = ranges.union(moved.slots, found[key].slots if key in found else ())
+        found[key] = PendingSlots(moved.operation, slots, moved.source, moved.members)
     return list(found.values())
 
 

@@ -18,7 +18,8 @@ WINDOW = SESSION_WINDOW // 2
 
 
 class _Slot:
-    """Invariant: settled < every sequence in `open` < next <= settled + WINDOW + 1."""
+    """Invariants: acknowledged_through < every sequence in `open` < next;
+    next <= acknowledged_through + WINDOW + 1."""
 
     def __init__(self) -> None:
         self.next = 1
@@ -29,9 +30,9 @@ class _Slot:
 
     def finish(self, sequence: int) -> None:
         self.open.discard(sequence)
-        settled = min(self.open, default=self.next) - 1
-        if settled != self.acknowledged_through:
-            self.acknowledged_through = settled
+        through = min(self.open, default=self.next) - 1
+        if through != self.acknowledged_through:
+            self.acknowledged_through = through
             self.moved.set()
 
 

@@ -40,7 +40,7 @@ META_TRANSIENT = (Overloaded, Unavailable)
 
 
 class Views:
-    """What one client knows of the cluster (see the module)."""
+    """One client's view of the cluster (see the module)."""
 
     def __init__(self, link: Link, timeout_s: float, rng: random.Random) -> None:
         self._link = link
@@ -73,14 +73,14 @@ class Views:
         """The routes of an older table version, or None if they are no longer retained."""
         return self._tables.get(version)
 
-    async def refresh(self, seen: Routes | None = None) -> Routes:
-        """Routes newer than `seen`, or the current routes if no node answers. Concurrent calls share one
+    async def refresh(self, stale: Routes | None = None) -> Routes:
+        """Routes newer than `stale`, or the current routes if no node answers. Concurrent calls share one
         request.
 
         Raises:
             Unavailable: no node answered, and there are no routes yet.
         """
-        if seen is not None and self.routes is not None and self.routes is not seen:
+        if stale is not None and self.routes is not None and self.routes is not stale:
             return self.routes
         if self._refreshing is None:
             self._refreshing = begun(self._refresh())

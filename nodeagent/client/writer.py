@@ -234,11 +234,11 @@ class BulkWriter:
 
     async def drain(self) -> WriteReport:
         """Wait for all writes; return what was acknowledged since the start."""
-        await self.settle()
+        await self.wait()
         self._check()
         return WriteReport(self.rows, self.entries, time.monotonic() - self._started)
 
-    async def settle(self) -> None:
+    async def wait(self) -> None:
         """Wait for all writes, without raising their errors."""
         while self._running:
             await asyncio.wait(self._running)
@@ -266,7 +266,7 @@ async def bulk(writes: Writes, in_flight: int = IN_FLIGHT_MAX) -> AsyncIterator[
     try:
         yield writer
     finally:
-        await writer.settle()
+        await writer.wait()
     await writer.drain()
 
 

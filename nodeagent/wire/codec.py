@@ -94,8 +94,8 @@ def _check_change(request: BeginChange) -> None:
 
 
 def _check_leaders(request: ForceRecover) -> None:
-    for heir in request.leaders:  # leave room for later terms
-        bounds.check_range("term", heir.term, 0, bounds.TERM_MAX // 2)
+    for leader in request.leaders:  # half of the range remains for later terms
+        bounds.check_range("term", leader.term, 0, bounds.TERM_MAX // 2)
 
 
 _CHECKS: dict[type, Callable[[Any], None]] = {

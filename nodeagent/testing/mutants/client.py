@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "writes without a reply count as acknowledged",
         "client/sessions.py",
-        "settled = min(self.open, default=self.next) - 1",
-        "settled = self.next - 1",
+        "through = min(self.open, default=self.next) - 1",
+        "through = self.next - 1",
     ),
     Mutant(
         "more writes are in progress than the group remembers",
@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant(
         "rows that are still in the source group are ignored",
         "client/pages.py",
-        "            if not handovers:",
+        "            if not pending:",
         "            if reply:",
     ),
     Mutant(
