@@ -180,11 +180,12 @@ class _ProgressReport(_Command, frozen=True):
 
 
 class MetaReady(_ProgressReport, frozen=True, tag="MetaReady"):
-    """add-node: the newcomer follows the meta log. remove-node: the leaver has no vote in the meta group."""
+    """add-node: the joining node follows the meta log. remove-node: the leaving node has no vote in the meta
+    group."""
 
 
 class GroupReady(_ProgressReport, frozen=True, tag="GroupReady"):
-    """The group that was created for the newcomer has a leader, which committed an entry in its term.
+    """The group that was created for the joining node has a leader, which committed an entry in its term.
 
     No slot is sealed before that: between seal and open no group accepts writes for it, and that time must
     not include an election.

@@ -64,7 +64,8 @@ class SlotMove(msgspec.Struct, frozen=True):
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """A group of the new ring whose members change: `joins` comes, `leaves` goes (either may be None)."""
+    """A group of the new ring whose members change: `joins` is added, `leaves` is removed (either may be
+    None)."""
 
     group: GroupId
     joins: NodeId | None
@@ -106,6 +107,7 @@ class StageSpan(msgspec.Struct):
     """0 while the operation is in the stage."""
 
     reports: list[str] = msgspec.field(default=[], name="evidence")
+    """Why the operation left the stage: the last progress reports, or an operator's cancel."""
 
     @property
     def stage(self) -> Stage:
@@ -153,7 +155,7 @@ class Lease(msgspec.Struct, frozen=True):
     ttl_ms: int
 
 
-EVIDENCE_CHARS = 100
+REPORT_CHARS = 100
 ERROR_CHARS = 500
 """Characters of the texts in a short record of an operation."""
 
@@ -226,8 +228,8 @@ class Operation(msgspec.Struct):
     """No pull of COPYING starts and COPYING is not left; every other stage continues."""
 
     meta_ready: bool = False
-    """add-node: the newcomer follows the meta log. remove-node: the leaver has no vote in the meta group. Set
-    from the begin for a rebalance."""
+    """add-node: the joining node follows the meta log. remove-node: the leaving node has no vote in the meta
+    group. Always set for a rebalance."""
 
     group_ready: bool = False
     """The created group has a leader."""
@@ -256,13 +258,13 @@ class Operation(msgspec.Struct):
     def shortened(self) -> "Operation":
         """The short record of an ended operation: who did what, when, and how it ended."""
         spans = [
-            StageSpan(s.name, s.entered_ms, s.left_ms, [cut_text(e, EVIDENCE_CHARS) for e in s.reports])
+            StageSpan(s.name, s.entered_ms, s.left_ms, [cut_text(e, REPORT_CHARS) for e in s.reports])
             for s in self.stages
         ]
         kept = {name: getattr(self, name) for name in _KEPT_IN_SHORT}
         return Operation(
             **kept,
-            by=cut_text(self.by, EVIDENCE_CHARS),
+            by=cut_text(self.by, REPORT_CHARS),
             moves=[],
             changes=[],
             stages=spans,

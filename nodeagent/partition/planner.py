@@ -20,7 +20,7 @@ from nodeagent.partition.table import PartitionTable
 
 SlotBytes = Mapping[int, int]
 Places = Callable[[Ring, NodeId], Sequence[NodeId]]
-"""(ring at the newcomer's turn, newcomer) -> the nodes behind which it may be placed."""
+"""(ring when the new node is placed, new node) -> the nodes after which it may be placed."""
 
 
 def plan_add(
@@ -74,32 +74,32 @@ def plan_members(
 ) -> tuple[Change, ...]:
     """One change per node that joins, per (old, new) of `replaces`, and per node that leaves, in this order.
 
-    With `after` the newcomers are placed behind it in the order given. Without it, each newcomer gets the
-    place, of those that `places` allows (None: all), with the fewest copied bytes at its turn; among equals
-    the widest gap, then the lowest position. An unbalanced table also moves slots between nodes that stay:
-    with the last change, once all nodes have joined, and never if nodes are replaced, because some slots
-    would move twice.
+    With `after`, the new nodes are placed after it in the order given. Without it, each new node gets the
+    place, of those that `places` allows (None: all), that copies the fewest bytes when it is placed; among
+    equals the widest gap, then the lowest position. An unbalanced table also moves slots between nodes that
+    stay: with the last change, once all nodes have joined, and never if nodes are replaced, because some
+    slots would move twice.
 
     Raises:
-        Refused: a newcomer is on the ring already, no position is free, a node is named twice, or fewer than
+        Refused: a new node is on the ring already, no position is free, a node is named twice, or fewer than
             `replicas` nodes would remain.
         NotFound: `after` or a node that leaves is not on the ring.
     """
     replaces = replaces or {}
     _check_members(table, [n for n, _ in adds], replaces, removes, replicas)
-    gone = {table.ring.index(n) for n in removes}
+    leaving = {table.ring.index(n) for n in removes}
     sizes = None if slot_bytes is None else bytes_array(slot_bytes, table.slots)
     names = [*table.ring.names, *(n for n, _ in adds)]
-    weights = [0.0 if i in gone else w for i, w in enumerate(table.ring.weights)] + [w for _, w in adds]
+    weights = [0.0 if i in leaving else w for i, w in enumerate(table.ring.weights)] + [w for _, w in adds]
     final = balanced(table.owners.astype(np.int64), weights, sizes)
     changes: list[Change] = []
 
     def current() -> PartitionTable:
         return changes[-1].new if changes else table
 
-    def due(at: OwnerIndex) -> OwnerIndex:
-        """The slots that move with the present change: those `at`, or with the last change all that are
-        left."""
+    def to_move(at: OwnerIndex) -> OwnerIndex:
+        """The slots that move with the current change: those `at`, or all that remain if it is the last
+        change."""
         last = not replaces and len(changes) == len(adds) + len(removes) - 1
         return np.flatnonzero(_indices(current(), names) != final if last else at)
 
@@ -108,7 +108,7 @@ def plan_members(
         changes.append(change_between(kind, node, current(), new, replicas))
 
     for i, (node, weight) in enumerate(adds):
-        ring, slots, place = current().ring, due(final == len(table.ring) + i), after
+        ring, slots, place = current().ring, to_move(final == len(table.ring) + i), after
         if place is None:
             allowed = ring.names if places is None else places(ring, node)
             place = _best_place(current(), node, slots, final, names, replicas, sizes, allowed)
@@ -118,7 +118,7 @@ def plan_members(
         names[names.index(old)] = new
         changes.append(plan_replace(current(), old, new, replicas))
     for node in removes:
-        slots = due(_indices(current(), names) == names.index(node))
+        slots = to_move(_indices(current(), names) == names.index(node))
         move(slots, ChangeKind.REMOVE, node, current().ring.removing(node))
     return tuple(changes)
 
@@ -186,16 +186,16 @@ def plan_rebalance(
     weights = table.ring.weights
     if loads is not None:
         final = evened(now, weights, loads, moves_max)
-        due = np.flatnonzero(now != final)
+        moving = np.flatnonzero(now != final)
     else:
         sizes = None if slot_bytes is None else bytes_array(slot_bytes, table.slots)
         final = balanced(now, weights, sizes)
-        due = np.flatnonzero(now != final)
-        if moves_max is not None and due.size > moves_max:
-            due = _most_useful(now, final, weights, sizes, moves_max)
-    if not due.size:
+        moving = np.flatnonzero(now != final)
+        if moves_max is not None and moving.size > moves_max:
+            moving = _most_useful(now, final, weights, sizes, moves_max)
+    if not moving.size:
         return None
-    new = table.moved(_gains(due, final, table.ring.names), table.ring, table.version + 1)
+    new = table.moved(_gains(moving, final, table.ring.names), table.ring, table.version + 1)
     return change_between(ChangeKind.MOVE, "", table, new, replicas)
 
 
@@ -206,10 +206,10 @@ def _most_useful(
 
     Of the slots of one pair, those with the fewest bytes move first, as each counts as one slot.
     """
-    due = np.flatnonzero(now != final)
-    due = due[np.lexsort((due, sizes[due] if sizes is not None else np.zeros(due.size)))]
+    moving = np.flatnonzero(now != final)
+    moving = moving[np.lexsort((moving, sizes[moving] if sizes is not None else np.zeros(moving.size)))]
     waiting: dict[int, dict[int, list[int]]] = {}
-    for slot in due[::-1].tolist():
+    for slot in moving[::-1].tolist():
         waiting.setdefault(int(now[slot]), {}).setdefault(int(final[slot]), []).append(slot)
     counts = np.bincount(now, minlength=len(weights)).tolist()
     chosen = []
@@ -235,21 +235,21 @@ def _indices(table: PartitionTable, names: Sequence[NodeId]) -> OwnerIndex:
     return owners
 
 
-def _gains(due: OwnerIndex, final: OwnerIndex, names: Sequence[NodeId]) -> dict[NodeId, SlotRanges]:
-    return {names[i]: from_slots(due[final[due] == i]) for i in np.unique(final[due]).tolist()}
+def _gains(moving: OwnerIndex, final: OwnerIndex, names: Sequence[NodeId]) -> dict[NodeId, SlotRanges]:
+    return {names[i]: from_slots(moving[final[moving] == i]) for i in np.unique(final[moving]).tolist()}
 
 
 def _best_place(
     table: PartitionTable,
     node: NodeId,
-    due: OwnerIndex,
+    moving: OwnerIndex,
     final: OwnerIndex,
     names: Sequence[NodeId],
     replicas: int,
     sizes: ByteArray | None,
     allowed: Sequence[NodeId],
 ) -> NodeId:
-    """The node of `allowed` to place `node` behind: fewest copied bytes, then widest gap, then lowest
+    """The node of `allowed` after which to place `node`: fewest copied bytes, then widest gap, then lowest
     position.
 
     Which slots move does not depend on the place, so only bytes that depend on it are summed (`place_bytes`).
@@ -257,8 +257,8 @@ def _best_place(
     ring, nodes = table.ring, table.ring.names
     cost = [0] * len(ring)
     if sizes is not None and replicas <= len(ring):
-        pairs = _pair_bytes(table, due, final, names, sizes)
-        cost = place_bytes(ring, _kept_bytes(table, due, sizes), pairs, node, replicas)
+        pairs = _pair_bytes(table, moving, final, names, sizes)
+        cost = place_bytes(ring, _kept_bytes(table, moving, sizes), pairs, node, replicas)
     open_places = [i for i in map(ring.index, allowed) if gap_after(ring, nodes[i]) >= 2]
     if not open_places:
         raise Refused(
@@ -269,9 +269,9 @@ def _best_place(
     return nodes[best]
 
 
-def _kept_bytes(table: PartitionTable, due: OwnerIndex, sizes: ByteArray) -> list[int]:
+def _kept_bytes(table: PartitionTable, moving: OwnerIndex, sizes: ByteArray) -> list[int]:
     kept = sizes.copy()
-    kept[due] = 0
+    kept[moving] = 0
     total = np.zeros(len(table.ring), np.int64)
     np.add.at(total, table.owners, kept)
     result: list[int] = total.tolist()
@@ -279,13 +279,13 @@ def _kept_bytes(table: PartitionTable, due: OwnerIndex, sizes: ByteArray) -> lis
 
 
 def _pair_bytes(
-    table: PartitionTable, due: OwnerIndex, final: OwnerIndex, names: Sequence[NodeId], sizes: ByteArray
+    table: PartitionTable, moving: OwnerIndex, final: OwnerIndex, names: Sequence[NodeId], sizes: ByteArray
 ) -> dict[tuple[NodeId, NodeId], int]:
     """One replica's bytes that move, by (source, target)."""
-    code = table.owners[due].astype(np.int64) * len(names) + final[due]
+    code = table.owners[moving].astype(np.int64) * len(names) + final[moving]
     pairs, inverse = np.unique(code, return_inverse=True)
     total = np.zeros(pairs.size, np.int64)
-    np.add.at(total, inverse, sizes[due])
+    np.add.at(total, inverse, sizes[moving])
     return {
         (table.ring.names[c // len(names)], names[c % len(names)]): t
         for c, t in zip(pairs.tolist(), total.tolist(), strict=True)

@@ -22,8 +22,8 @@ def lost_groups(
     lost = {}
     for group in groups:
         left = tuple(n for n in group.members if n in living)
-        headless = group.recovery is not None and group.recovery.head not in living
-        if 2 * len(left) <= len(group.members) or headless:
+        leader_died = group.recovery is not None and group.recovery.head not in living
+        if 2 * len(left) <= len(group.members) or leader_died:
             lost[group.group] = left
     return lost
 

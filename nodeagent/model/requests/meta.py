@@ -167,7 +167,7 @@ class RecoveryLeader(msgspec.Struct, frozen=True):
 
 
 class ForceRecover(Message, frozen=True, tag="GiveUp"):
-    """Force recovery: `nodes` are permanently lost, and so is the majority of the groups in `heirs`, which
+    """Force recovery: `nodes` are permanently lost, and so is the majority of the groups in `leaders`, which
     continue with their living members. Writes that only lost nodes hold are lost. `Accepted` once recorded.
 
     `table_version` is the version of the table that the caller read; refused if it has changed.

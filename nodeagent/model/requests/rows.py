@@ -65,8 +65,8 @@ class Written(Message, frozen=True, tag="Written"):
 
 
 class DeleteRows(Message, frozen=True, tag="DeleteRows"):
-    """Delete rows of one table and one partition with a time in [time_from, time_to] (ms) whose tags equal
-    `tags`, as far as given. The other fields as in `Write`. The reply is `Written`."""
+    """Delete rows of one table and one partition with a time in [time_from, time_to] (ms) that have all of
+    `tags`. The other fields are as in `Write`. The reply is `Written`."""
 
     traits: ClassVar = Traits(MEMBERS, Repeat.NEVER)
 
@@ -105,7 +105,7 @@ class ScanRows(Message, frozen=True, tag="ScanRows"):
     """Read one page of the rows of one table in one group: partition by partition, each sorted by (tags,
     time).
 
-    The page begins behind `after` and ends at `until` or when it is full. Readers of earlier releases set
+    The page begins after `after` and ends at `until` or when it is full. Readers of earlier releases set
     neither and continue with `cursor`, a place between two partitions. `limit`, unless 0, is the largest
     number of rows to read of each partition and of each page. `read` is the read level: `STRONG`,
     `BOUNDED` or `WEAK`. `operation` reads slots that this operation sealed from a previous holder; it needs
