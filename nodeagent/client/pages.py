@@ -192,13 +192,13 @@ class Pages:
                 query.on_age(reply.age_ms)
             end = _end(reply, until)
             rows = rows_of(reply, query)
-            pending = _by_source(reply.handover)
-            if not pending:
+            unadopted = _by_source(reply.handover)
+            if not unadopted:
                 return reply.table_version, _PageRead(rows, start, end, node)
             if limit:
                 limit = 0  # deletes may hide the first of the older rows, so that later rows come first
                 continue
-            old, old_end = await self._old_rows(pending, leg, start, end, query, deadline)
+            old, old_end = await self._old_rows(unadopted, leg, start, end, query, deadline)
             if old_end == end:
                 settings = (await self._calls.views.current()).view.settings
                 rows = merge_below(rows, old, reply.tombstones, query, settings)
@@ -217,7 +217,7 @@ class Pages:
 
     async def _old_rows(
         self,
-        pending: Sequence[PendingSlots],
+        unadopted: Sequence[PendingSlots],
         leg: Leg,
         start: Cursor,
         end: Cursor | None,
@@ -226,7 +226,7 @@ class Pages:
     ) -> tuple[list[pa.Table], Cursor | None]:
         """The rows of all previous holders between two cursors, and the cursor up to which all answered."""
         old: list[pa.Table] = []
-        for moved in pending:
+        for moved in unadopted:
             slots = ranges.intersect(moved.slots, leg.slots)
             rows, own = await self._old_page(moved, slots, start, end, query, deadline)
             old.append(rows)
@@ -298,10 +298,10 @@ def _advance(pending: dict[Cursor, Mask], leg: Leg, page: _PageRead) -> None:
         pending[page.end] = pending[page.end] | own if page.end in pending else own
 
 
-def _by_source(pending: Iterable[PendingSlots]) -> list[PendingSlots]:
+def _by_source(unadopted: Iterable[PendingSlots]) -> list[PendingSlots]:
     """Join the entries of each (operation, source) into one."""
     found: dict[tuple[str, str], PendingSlots] = {}
-    for moved in pending:
+    for moved in unadopted:
         key = (moved.operation, moved.source)
         slots = ranges.union(moved.slots, found[key].slots if key in found else ())
         found[key] = PendingSlots(moved.operation, slots, moved.source, moved.members)

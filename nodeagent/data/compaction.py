@@ -1,17 +1,18 @@
 """Merges many files of one table and partition into one: what to merge, and when it takes effect.
 
-    leader     `pick_small` and `pick_masked` choose neighbours in age; the host has every member that is up
-               hash them, so that no good copy is deleted while a damaged one remains, and proposes `Compact`
+    leader     `pick_small` and `pick_masked` choose neighbours in age; the host makes every member that is
+               up hash them, so that no intact copy is deleted while a damaged one remains, and proposes
+               `Compact`
     apply      every member records a `Compacting`, with the deletes and the schema at that log index
-    turn       once everything logged before it is in the manifest: if an input is missing, it ends here
+    turn       once everything logged before it is in the manifest; it ends here if an input is missing
     job        a worker checks the inputs' hashes, merges them and makes the output (law 6)
     end        the output replaces the inputs in the manifest; once a durable checkpoint omits the inputs and
                no read uses them, they are unlinked
 
 Turns are taken per (partition, table), so that a member that cannot read an input delays nothing else. That
 member retains the compaction and retries it; until it succeeds, its manifest counts as not materialised. A
-`Seal` does not cancel what was logged before it: here the slot is no copy source until the compaction is
-done. A `Release` cancels it.
+`Seal` does not cancel a compaction that was logged before it: the slot is no source of copies here until the
+compaction is complete. A `Release` cancels it.
 
 The output has the order of its newest input. That is right because the inputs are neighbours: any other file
 is older than all of them or newer than all of them. The output carries out the deletes logged before the
@@ -53,7 +54,7 @@ class Compacting(msgspec.Struct):
     """The deletes of the table and partition that precede it in the log."""
 
     job: CompactFiles | None = None
-    """Set when its turn comes."""
+    """Set when the turn of the compaction comes."""
 
     released: bool = False
     """The slot was released while the job ran: the output is deleted."""
@@ -64,13 +65,13 @@ class Compacting(msgspec.Struct):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its inputs, oldest first."""
+        """Names of the inputs, oldest first."""
         command = self.command
         return (command.name,) if isinstance(command, Park) else tuple(name for name, _ in command.inputs)
 
     @property
     def output(self) -> str:
-        """Name of its output."""
+        """Name of the output."""
         if isinstance(self.command, Park):
             return parked_name(self.command.name)
         name = f"{self.command.slot:05d}-{self.index:012d}-0000.tsfile"
@@ -92,10 +93,10 @@ class Compactions:
     def add(self, c: Compacting) -> None:
         self.active.append(c)
 
-    def end(self, *over: Compacting) -> None:
+    def end(self, *ended: Compacting) -> None:
         """Remove compactions that took effect or cannot take effect."""
-        gone = set(map(id, over))
-        self.active = [c for c in self.active if id(c) not in gone]
+        ids = set(map(id, ended))
+        self.active = [c for c in self.active if id(c) not in ids]
 
     def of(self, job: CompactFiles) -> Compacting | None:
         return next((c for c in self.active if c.job == job), None)
@@ -234,14 +235,15 @@ def expired(
 
     Args:
         pinned: input of a compaction that has not ended -> log index of the earliest such compaction. A
-            cut-off logged after that applies to the output instead, on every member, however far it is.
+            cut-off logged after that applies to the output instead, on every member, however many entries the
+            member has applied.
     """
 
-    def behind(file: FileMeta, cut: Tombstone) -> bool:
+    def is_expired(file: FileMeta, cut: Tombstone) -> bool:
         waits = file.name in pinned and (pinned[file.name],) < cut.order
         return cut.masks(file) and file.time_max <= cut.time_to and not waits
 
-    return tuple(f for f in files if any(behind(f, c) for c in cuts))
+    return tuple(f for f in files if any(is_expired(f, c) for c in cuts))
 
 
 # --- what the leader proposes ----------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Staged(msgspec.Struct):
         of_operation = self.parts.setdefault(c.operation, {})
         of_operation.setdefault(c.source, {})[c.part] = Part(digest(c.data), c.data)
 
-    def lacking(self, operation: str, results: Iterable[SealResult]) -> list[tuple[GroupId, int, str]]:
+    def missing(self, operation: str, results: Iterable[SealResult]) -> list[tuple[GroupId, int, str]]:
         """(sealed group, part number, digest) of each part that is not logged yet."""
         have = self.parts.get(operation, {})
         return [
@@ -65,8 +65,8 @@ class Staged(msgspec.Struct):
         ]
 
     def tables(self, operation: str, results: Iterable[SealResult]) -> list[bytes]:
-        """The whole session tables; no part may be lacking. A result of the first release has the table
-        itself."""
+        """The whole session tables; no part may be missing. A result from the first release contains the
+        table itself."""
         have = self.parts.get(operation, {})
         whole = (
             b"".join(have[r.group][number].data for number in range(len(r.parts))) if r.parts else r.sessions
@@ -107,7 +107,7 @@ class SlotMigration:
             self.staged.add(command)
 
     def open(self, index: int, command: Open) -> None:
-        if self.staged.lacking(command.operation, command.results):
+        if self.staged.missing(command.operation, command.results):
             return
         sources = [r.group for r in command.results]
         if not self._slots.open_slots(command.operation, command.slots, index, sources):

@@ -123,8 +123,9 @@ class Slots(msgspec.Struct):
         return released
 
     def ended_here(self) -> set[str]:
-        """Operations that have ended here. An operation that gave slots and took others ends twice: a member
-        that lags may release the slots it gave while it waits for files of the slots it took."""
+        """Operations that have ended here. A rebalance in which the group both loses and gains
+        slots ends twice: a lagging member may release the lost slots while it still waits for files of the
+        gained ones."""
         return set(self.ended) - set(self.arriving)
 
     def _end(self, operation: str, how: str) -> None:

@@ -1,9 +1,9 @@
-"""One node's groups behind six events and one `take()`.
+"""All groups of one node, driven by events and one `take()`.
 
 Contract for the shell (runtime or simulator):
     1. feed events: messages, requests, completions, time;
     2. call `take()`; repeat 1 and 2;
-    3. make `persist` durable and say so with `on_persisted`; batches complete in order;
+    3. make `persist` durable, then call `on_persisted`; batches complete in order;
     4. send `sends` and `replies`, run `jobs` and `calls`, in any order, and feed their results back.
 Nothing taken may be dropped, but sends may be lost and jobs and calls may fail.
 """
@@ -101,7 +101,7 @@ class Host:
         copy."""
 
         self._turn = 0
-        self._drive_at = self._house_at = life.now
+        self._drive_at = self._housekeeping_at = life.now
         self._expire_at = life.now + EXPIRE_MS
         self.peers.update_addresses()
 
@@ -116,7 +116,7 @@ class Host:
         return self.peers.membership_status(node, incarnation)
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
-        """`sender` is a member (`membership_status`)."""
+        """Receive Raft messages; `sender` is a member (`membership_status`)."""
         self.effects.now = now
         self.peers.heard[sender] = now
         for routed in messages:
@@ -142,7 +142,7 @@ class Host:
         self._drive_at = now
 
     def on_snapshots_expired(self, names: Collection[str], now: int) -> None:
-        """The shell dropped these snapshots: nobody read from them for long."""
+        """The shell dropped these snapshots: no member has read them for a long time."""
         self.effects.now = now
         for replica in self.replicas:
             replica.snapshots.on_expired(names)
@@ -193,11 +193,11 @@ class Host:
         for replica in self.replicas:
             replica.tick()
         self.effects.fire()
-        if now >= self._house_at:
-            self._house_at = now + HOUSEKEEPING_MS
-            self._keep_house()
+        if now >= self._housekeeping_at:
+            self._housekeeping_at = now + HOUSEKEEPING_MS
+            self._housekeeping()
 
-    def _keep_house(self) -> None:
+    def _housekeeping(self) -> None:
         for replica in self.replicas:
             # A meta checkpoint claims that the files of the groups it no longer names are removed.
             if not self.lifecycle.is_removing or replica is not self.cluster.meta_replica:
@@ -224,13 +224,13 @@ class Host:
         return self.leadership.transfer_leadership()
 
     def deadline(self) -> int:
-        """When `tick` is due, in the monotonic time the events carry."""
-        due = [r.raft.deadline() for r in self.replicas]
-        due += [self._house_at, self._drive_at]
+        """When to call `tick`, in the monotonic time that the events carry."""
+        times = [r.raft.deadline() for r in self.replicas]
+        times += [self._housekeeping_at, self._drive_at]
         of_effects = self.effects.deadline
         if of_effects is not None:
-            due.append(of_effects)
-        return min(due)
+            times.append(of_effects)
+        return min(times)
 
     @property
     def no_room(self) -> str:

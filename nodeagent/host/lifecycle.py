@@ -1,4 +1,4 @@
-"""Creates and removes the replicas of this node, so that they are exactly those that the meta state names."""
+"""Creates and removes replicas, so that this node has exactly those that the meta state names."""
 
 from collections.abc import Callable, Collection
 
@@ -24,9 +24,10 @@ CREATE_AGAIN_MS = 1_000
 
 
 class Lifecycle:
-    """
+    """The replicas of this node follow the meta state.
+
     Args:
-        on_meta: checks the meta state once more, after a creation or removal has ended here.
+        on_meta: checks the meta state again, after a replica was created or removed here.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class Lifecycle:
         """Groups whose replica here was created to join by `operation`."""
         return {g for g, op in self._joined.items() if op == operation and g in self._replicas.data}
 
-    # --- making ------------------------------------------------------------------------------------
+    # --- creating ----------------------------------------------------------------------------------
 
     def create_meta(self, config: Config) -> None:
         log = RaftLog(Base(0, 0, config), [])
         state = MetaState(levels=self._levels.own)
-        self._found(self._builder.meta(log, self.left.pop(META, HardState()), state))
+        self._record_new(self._builder.meta(log, self.left.pop(META, HardState()), state))
 
     def _create_data(self, group: GroupId, config: Config, state: DataState) -> None:
         """The initial slots are in no log entry, so the checkpoint is written before the first promise."""
@@ -86,21 +87,21 @@ class Lifecycle:
             hard = self.left.pop(group, HardState())
             replica = self._builder.data(group, RaftLog(base, []), hard, state, base.index)
             replica.checkpoints.continue_from(base.checkpoint)
-            self._found(replica)
+            self._record_new(replica)
             if self._node == owner_of(group):
                 replica.raft.campaign_soon(self._effects.now)
             self._on_meta()
 
         self._effects.job(SaveCheckpoint(group, msgspec.msgpack.encode(saved)), created)
 
-    def _found(self, replica: Replica) -> None:
+    def _record_new(self, replica: Replica) -> None:
         """Write the first records of a new replica into the log."""
 
-        def founded() -> None:
+        def recorded() -> None:
             replica.condition.is_unlogged = False
 
         replica.condition.is_unlogged = True
-        self._outbox.persist(replica.group, replica.first_records(), founded)
+        self._outbox.persist(replica.group, replica.first_records(), recorded)
 
     # --- following the meta state ------------------------------------------------------------------
 
@@ -111,8 +112,8 @@ class Lifecycle:
         data, groups = self._replicas.data, self._cluster.meta.image.groups
         op = self._cluster.meta.operations.open()
         joining = self._joining(op)
-        needed = joining | self._giving(op)
-        self._settle_unlogged(op, joining, needed)
+        needed = joining | self._leaving(op)
+        self._resolve_unlogged(op, joining, needed)
         self._create_missing(joining)
         for group, operation in list(self._joined.items()):
             replaced = op is None or op.id != operation or group not in joining
@@ -141,8 +142,8 @@ class Lifecycle:
             return set()
         return {c.group for c in op.changes if c.joins == self._node}
 
-    def _giving(self, op: Operation | None) -> set[GroupId]:
-        """Groups that this node leaves or gives slots of, and whose data here the open operation needs."""
+    def _leaving(self, op: Operation | None) -> set[GroupId]:
+        """Groups that this node leaves or that lose slots; the operation needs their data on this node."""
         if op is None:
             return set()
         members = {c.group for c in op.changes if self._node in c.before}
@@ -163,7 +164,7 @@ class Lifecycle:
             elif group in joining or self._node in record.members:
                 self._create_data(group, Config(), DataState(group))
 
-    def _settle_unlogged(
+    def _resolve_unlogged(
         self, op: Operation | None, joining: Collection[GroupId], needed: Collection[GroupId]
     ) -> None:
         """Remove directories without a record in the log if the committed meta state does not name this node
@@ -186,23 +187,23 @@ class Lifecycle:
 
     def _remove(self, group: GroupId) -> None:
         replica = self._replicas.data.pop(group)
-        self._removing.add(group)  # not again before its files are gone
+        self._removing.add(group)  # no new replica before its files are removed
         self._outbox.forget(group)
         forget = Forget(group)
         if group in self._cluster.meta.image.groups:
             memory = self.left[group] = replica.raft.memory()
             forget = Forget(group, memory)
-        # The log first: a log without a checkpoint would look like damage.
+        # The log first: a group in the log without a checkpoint would count as damaged.
         self._outbox.persist(group, [forget], lambda: replica.remove(lambda: self._remove_files(group)))
         replica.abandon()
         self._effects.note("replica_removed", group=group)
 
     def _remove_files(self, group: GroupId) -> None:
-        def gone() -> None:
+        def removed() -> None:
             self._removing.discard(group)
             self._on_meta()
 
-        self._effects.remove(RemoveGroup(group), gone)
+        self._effects.remove(RemoveGroup(group), removed)
 
     def drop_install_later(self, area: str) -> None:
         """Remove the files of a snapshot that an earlier process began to pull, unless the leader offers it

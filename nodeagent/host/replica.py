@@ -1,6 +1,6 @@
-"""One replica of one Raft group: hands messages to Raft, and its Readies to the parts that act on them.
+"""One replica of one Raft group: passes messages to Raft, and its Readies to the parts that act on them.
 
-What the entries mean is the business of its state machine (`state_machine`).
+The state machine defines what the entries mean (`state_machine`).
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Replica:
         self.checkpoints = Checkpoints(context, machine, self.log_start)
         self.installs = Installs(context, machine, self.log_start, self.stop)
         self.led_from = 0
-        """Leader: everything earlier leaders logged is applied from this index on."""
+        """Leader: once this index is applied, everything that earlier leaders logged is applied."""
 
         self.led_since = context.effects.now
         """When this node last became the group's leader (ms)."""
@@ -77,7 +77,7 @@ class Replica:
 
     @property
     def rebasing(self) -> bool:
-        """Whether the new state is in place and the log's new beginning not yet durable."""
+        """Whether the new state is in place, but the log's new base is not durable yet."""
         return self.condition.rebasing
 
     # --- beginning and end -------------------------------------------------------------------------
@@ -97,9 +97,9 @@ class Replica:
         """The entry at `index` is committed and cannot be applied here: the state ends before it.
 
         The replica continues as a follower: it stores what the leader sends and votes for others, because
-        that promises something about the log alone, which is whole, and members that can apply the entry may
-        need this replica for their majority. It leads nothing, answers nothing, and saves no state: after a
-        restart it comes to the same entry, and a release that can apply the entry continues from there.
+        both promise something about the log alone, which is complete, and members that can apply the entry
+        may need this replica for their majority. It does not lead, answers no requests and saves no state:
+        after a restart it reaches the same entry, and a release that can apply the entry continues there.
         """
         self.condition.stopped = f"stopped at entry {index}, which cannot be applied here: {why}"
         self._fail_waiting(f"the replica of {self.group} is {self.stopped}")
@@ -115,7 +115,7 @@ class Replica:
         self.condition.removed = True
         self.context.jobs.when_at_rest(then)
 
-    # --- in ----------------------------------------------------------------------------------------
+    # --- input -------------------------------------------------------------------------------------
 
     def step(self, sender: NodeId, message: RaftMessage) -> None:
         if isinstance(message, AppendRequest):
@@ -150,7 +150,7 @@ class Replica:
         """As `PendingReads.read`."""
         self.reads.read(then, failed)
 
-    # --- out ---------------------------------------------------------------------------------------
+    # --- output ------------------------------------------------------------------------------------
 
     def drain(self, budget: Budget) -> bool:
         """Act on what Raft has ready, and apply entries while the budget lasts.

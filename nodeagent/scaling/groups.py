@@ -47,7 +47,7 @@ class AdoptNow:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part `number` of the sessions that `source` seals; `members` have it, or get it with the seal."""
+    """Part `number` of the session table of `source`; its `members` have it once they apply the seal."""
 
     source: GroupId
     number: int
@@ -89,7 +89,7 @@ class GroupView:
     caught_up: Callable[[NodeId], bool]
     incarnations: dict[NodeId, str]
     has_left: Callable[[NodeId], bool]
-    """Whether a node is dead or no longer in the cluster: nobody waits for it."""
+    """Whether a node is dead or no longer in the cluster, so that the operation does not wait for it."""
 
     now: int
     """Wall clock, for records."""
@@ -156,7 +156,7 @@ def _learners(op: Operation, view: GroupView) -> list[Action]:
     if (view.group, change.joins) not in op.joined:
         return []
     if view.group in op.losing and not view.state.is_source_ready(op.id):
-        return []  # the newcomer must not be sent files of slots that leave this group
+        return []  # the joining node must not receive files of slots that leave this group
     return [Reconfigure(membership.add_learner(view.config, change.joins, op.id))]
 
 
@@ -169,11 +169,11 @@ def _open(op: Operation, view: GroupView) -> list[Action]:
     sources = sorted({m.source for m in op.moves if m.target == view.group})
     results = tuple(op.sealed[s] for s in sources)
     opening = data.Open(op.id, op.table_version, slots_to(op, view.group), results)
-    lacking = view.state.slot_migration.staged.lacking(op.id, results)
-    if not lacking:
+    missing = view.state.slot_migration.staged.missing(op.id, results)
+    if not missing:
         return [Log(opening)]
     holders = _holders(op)
-    first = tuple(Part(source, number, wanted, holders[source]) for source, number, wanted in lacking)
+    first = tuple(Part(source, number, wanted, holders[source]) for source, number, wanted in missing)
     return [TakeParts(op.id, first[:PARTS_AT_ONCE], opening if len(first) <= PARTS_AT_ONCE else None)]
 
 
@@ -195,8 +195,8 @@ def _holders(op: Operation) -> dict[GroupId, tuple[NodeId, ...]]:
 def _reconfigure(op: Operation, view: GroupView) -> list[Action]:
     """Change the group's members to those on the new ring, in single steps.
 
-    Dead voters that do not belong there are dropped first: while they vote, a newcomer would raise the
-    majority so far that the live members could not lose one. A dead node never joins; a member that would
+    Dead voters that do not belong there are dropped first: while they vote, another voter would raise
+    the majority so far that the live members could not lose one. A dead node never joins; a member that would
     leave stays in its place, so that the group has as many live members as possible.
     """
     change = next((g for g in op.changes if g.group == view.group), None)

@@ -1,6 +1,6 @@
 """The next single step from a committed configuration to the target configuration (thesis 4.1, 4.2).
 
-A newcomer is a learner first and becomes a voter only when it has caught up. One voter changes at a time. A
+A joining node is a learner until it has caught up, and then becomes a voter. One voter changes at a time. A
 leader never removes itself: it transfers its leadership first.
 """
 
@@ -46,9 +46,9 @@ def demote(config: Config, node: NodeId, operation: str) -> Change:
     return Change(Config(tuple(n for n in config.voters if n != node), (*config.learners, node), operation))
 
 
-def replace_leaver(config: Config, leaver: NodeId, caught_up: Callable[[NodeId], bool]) -> Step:
-    """The leader leaves: transfer to the first other voter that has caught up."""
-    target = next((n for n in config.voters if n != leaver and caught_up(n)), None)
+def transfer_from(config: Config, leaving: NodeId, caught_up: Callable[[NodeId], bool]) -> Step:
+    """The leader leaves: transfer its leadership to the first other voter that has caught up."""
+    target = next((n for n in config.voters if n != leaving and caught_up(n)), None)
     return Transfer(target) if target else None
 
 
@@ -76,7 +76,7 @@ def group_step(
     if not may_leave or (joins is not None and not caught_up(joins)):
         return None
     if leaves == me:
-        return replace_leaver(config, me, caught_up)
+        return transfer_from(config, me, caught_up)
     return drop(config, leaves, operation)
 
 
@@ -93,9 +93,9 @@ def meta_step(
 
     `unfit` nodes (leaving or dead) may follow but not vote; members that are not in `nodes` are dropped.
     """
-    gone = next((n for n in config.members if n not in nodes), None)
-    if gone is not None:
-        return replace_leaver(config, me, caught_up) if gone == me else drop(config, gone, "")
+    removed = next((n for n in config.members if n not in nodes), None)
+    if removed is not None:
+        return transfer_from(config, me, caught_up) if removed == me else drop(config, removed, "")
     fresh = next((n for n in sorted(nodes) if n not in config.members), None)
     if fresh is not None:
         return add_learner(config, fresh, "")
@@ -105,5 +105,5 @@ def meta_step(
         return promote(config, ready, "")
     going = next((n for n in config.voters if n in unfit), None)
     if going is not None and len(config.voters) > 1:
-        return replace_leaver(config, me, caught_up) if going == me else demote(config, going, "")
+        return transfer_from(config, me, caught_up) if going == me else demote(config, going, "")
     return None

@@ -54,7 +54,7 @@ def test_an_open_has_no_effect_before_every_part_is_in_the_log() -> None:
         target.do(c.Open("op", 1, SLOTS, (result,)))
         assert not target.state.slots.open
         target = target.restart()
-        assert [n for _, n, _ in target.state.slot_migration.staged.lacking("op", (result,))] == [lacking]
+        assert [n for _, n, _ in target.state.slot_migration.staged.missing("op", (result,))] == [lacking]
         target.do(parts[lacking])
         target.do(parts[lacking])
         target.do(c.Open("op", 1, SLOTS, (result,)))

@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant(
         "rows that are still in the source group are ignored",
         "client/pages.py",
-        "            if not pending:",
+        "            if not unadopted:",
         "            if reply:",
     ),
     Mutant(

@@ -52,8 +52,8 @@ MUTANTS = (
     Mutant(
         "opened without the sessions of the slots",
         "scaling/groups.py",
-        "    lacking = view.state.slot_migration.staged.lacking(op.id, results)\n",
-        "    lacking = ()\n",
+        "    missing = view.state.slot_migration.staged.missing(op.id, results)\n",
+        "    missing = ()\n",
     ),
     Mutant(
         "copies that differ are adopted",
