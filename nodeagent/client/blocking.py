@@ -243,7 +243,7 @@ class BlockingCluster:
 
 class LoopThread:
     """An event loop in a daemon thread. `stop` ends every waiting `run` with an error: a thread that waited
-    without end would keep the process from ending."""
+    indefinitely would keep the process from ending."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()

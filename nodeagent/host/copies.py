@@ -1,7 +1,7 @@
-"""Fetches files that repeatedly fail to be made here from other members.
+"""Fetches files from other members if making them fails repeatedly on this node.
 
-A file that a worker here cannot make (its TsFile library is broken on this machine, or memory is short) is by
-the log the same on every member (law 6). So another member's file is taken if its name and age match, and its
+By law 6, a file that a worker here cannot make (its TsFile library is broken on this machine, or memory is
+short) is the same on every member. So another member's file is used if its name and order match, and its
 bytes are checked against that member's manifest. The same holds for the output of a compaction whose input is
 damaged or missing here, and for the file into which the other members have merged that output.
 """
@@ -31,10 +31,10 @@ from nodeagent.model.requests import ErrorReply, ExportFiles, Reply, SourceOpene
 
 
 @dataclass(slots=True)
-class _Lack:
+class _Missing:
     replica: DataReplica
     specs: Sequence[CloseSpec]
-    """Any of these files will do, the first is preferred; the last is the file that fails here."""
+    """Any of these files is sufficient; earlier ones are preferred. The last is the file that fails here."""
 
     state: DataState
     """The state that asked; a state that replaces it asks for its own files."""
@@ -58,76 +58,78 @@ class Copies:
 
     def fetch(self, replica: DataReplica, specs: Sequence[CloseSpec], then: Copied) -> None:
         """Put one of the files that `specs` describe in place, from the first member that has one."""
-        lack = _Lack(replica, specs, replica.state, then)
-        self._areas.when_taken(replica.group, lambda: self._begin(lack))
+        missing = _Missing(replica, specs, replica.state, then)
+        self._areas.when_taken(replica.group, lambda: self._begin(missing))
 
-    def _begin(self, lack: _Lack) -> None:
-        members = [n for n in lack.replica.raft.log.config.members if n != self._node]
-        if members and lack.is_current and not self._effects.space.room:
-            lack.answers.is_nowhere = True
-            return self._ask(lack, [(spec, n) for spec in lack.specs for n in members])
-        # Not at once: if many wait, each would begin the next one recursively.
-        return self._effects.later(0, lambda: self._came(lack, None))
+    def _begin(self, missing: _Missing) -> None:
+        members = [n for n in missing.replica.raft.log.config.members if n != self._node]
+        if members and missing.is_current and not self._effects.space.room:
+            missing.answers.is_nowhere = True
+            return self._ask(missing, [(spec, n) for spec in missing.specs for n in members])
+        # Later, because otherwise each waiting copy would begin the next one recursively.
+        return self._effects.later(0, lambda: self._end(missing, None))
 
-    def _ask(self, lack: _Lack, whom: list[tuple[CloseSpec, NodeId]]) -> None:
-        if not whom:
-            return self._came(lack, None)
-        (spec, node), *others = whom
-        request = ExportFiles(lack.replica.group, ((spec.slot, spec.slot + 1),), (spec.name,))
+    def _ask(self, missing: _Missing, candidates: list[tuple[CloseSpec, NodeId]]) -> None:
+        if not candidates:
+            return self._end(missing, None)
+        (spec, node), *others = candidates
+        request = ExportFiles(missing.replica.group, ((spec.slot, spec.slot + 1),), (spec.name,))
 
         def answered(reply: Reply) -> None:
             slots = reply.slots if isinstance(reply, SourceOpened) else ()
             made = next((f for s in slots for f in s.files if _fits(f, spec)), None)
             if isinstance(reply, ErrorReply) and reply.code == NotFound.code:
-                lack.answers.has_passed |= bool(reply.details.get(PASSED)) and spec is lack.specs[-1]
+                missing.answers.has_passed |= bool(reply.details.get(PASSED)) and spec is missing.specs[-1]
             else:
-                lack.answers.is_nowhere = False
+                missing.answers.is_nowhere = False
             if made is None or not isinstance(reply, SourceOpened):
-                return self._ask(lack, others)
+                return self._ask(missing, others)
             source = FileRef(node, reply.snapshot, made.name, made.size, made.xxh3)
             staged = (StagedFile(made, (source,)),)
-            job = StageFiles(repair_area(lack.replica.group), lack.replica.group, staged)
-            then = self._part_of(lack, lambda r: self._on_fetched(lack, made, others, r))
+            job = StageFiles(repair_area(missing.replica.group), missing.replica.group, staged)
+            then = self._part_of(missing, lambda r: self._on_fetched(missing, made, others, r))
             return self._effects.job(job, then)
 
-        self._effects.call(node, request, self._part_of(lack, answered))
+        self._effects.call(node, request, self._part_of(missing, answered))
 
     def _on_fetched(
-        self, lack: _Lack, made: FileMeta, others: list[tuple[CloseSpec, NodeId]], result: JobResult
+        self, missing: _Missing, made: FileMeta, others: list[tuple[CloseSpec, NodeId]], result: JobResult
     ) -> None:
-        group = lack.replica.group
+        group = missing.replica.group
         if isinstance(result, FilesStaged):
             request_hashes(self._effects, {}, group, result.suspects)
         if not isinstance(result, FilesStaged) or result.failed:
-            return self._areas.clear(group, self._part_of(lack, lambda: self._ask(lack, others)))
-        if not lack.is_current:
-            return self._came(lack, None, is_clear=False)
+            return self._areas.clear(group, self._part_of(missing, lambda: self._ask(missing, others)))
+        if not missing.is_current:
+            return self._end(missing, None, is_clear=False)
 
         def placed(result: JobResult) -> None:
             is_placed = isinstance(result, FileReplaced)
             is_clear = isinstance(result, FileReplaced) and not result.left
-            self._came(lack, made if is_placed else None, is_clear=is_clear)
+            self._end(missing, made if is_placed else None, is_clear=is_clear)
 
-        return lack.replica.job(ReplaceFile(group, made), self._part_of(lack, placed))
+        return missing.replica.job(ReplaceFile(group, made), self._part_of(missing, placed))
 
-    def _part_of(self, lack: _Lack, then: Callable[..., None]) -> Callable[..., None]:
-        """`then`, as a part of this copy: after an exception in it nothing came, and the next copy begins."""
+    def _part_of(self, missing: _Missing, then: Callable[..., None]) -> Callable[..., None]:
+        """`then`, as a part of this copy: an exception in it ends the copy without a file; the next begins."""
 
         def failed(why: str) -> None:
-            lack.answers = Answers()
-            self._came(lack, None, is_clear=False)
+            missing.answers = Answers()
+            self._end(missing, None, is_clear=False)
 
         return self._effects.isolated("a copy", then, failed)
 
-    def _came(self, lack: _Lack, made: FileMeta | None, *, is_clear: bool = True) -> None:
-        if lack.is_answered:
+    def _end(self, missing: _Missing, made: FileMeta | None, *, is_clear: bool = True) -> None:
+        if missing.is_answered:
             return
-        lack.is_answered = True
+        missing.is_answered = True
         try:
-            lack.then(made, lack.answers)
+            missing.then(made, missing.answers)
         except Exception as error:
-            raise InvariantBroken(f"{lack.specs[0].name} came and was taken half way") from error
-        self._areas.leave(lack.replica.group, is_clear=is_clear)
+            raise InvariantBroken(
+                f"{missing.specs[0].name} was copied, but was added only in part"
+            ) from error
+        self._areas.leave(missing.replica.group, is_clear=is_clear)
 
 
 def _fits(made: FileMeta, spec: CloseSpec) -> bool:

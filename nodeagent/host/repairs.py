@@ -1,10 +1,10 @@
 """Repairs of single files of this node's replicas, from copies of other members (`RepairFile`).
 
-`iotctl verify --repair` decides on a repair: it compared the replicas and knows what their majority holds.
-Here the copy is fetched and verified and replaces the damaged file, and the manifest row is replaced if it
-was wrong too. The output of a compaction that has a damaged input here is copied as well, because the other
-members no longer have its inputs. The log has no part in it: afterwards this replica is what its log says it
-should be.
+`iotctl verify --repair` requests a repair after it has compared the replicas and knows what their majority
+holds. This module fetches and verifies the copy and replaces the damaged file, and also the manifest row if
+it was wrong. The output of a compaction that has a damaged input here is copied as well, because the other
+members no longer have its inputs. Nothing is logged: the repair only restores the state that the
+log already defines.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ class Repairs:
         assert isinstance(result, FilesStaged)
         request_hashes(self._effects, {}, group, result.suspects)
         if result.failed:
-            return self._fail(repair, "unavailable", f"no intact copy came: {result.failed[0][1]}")
+            return self._fail(repair, "unavailable", f"no intact copy was received: {result.failed[0][1]}")
         refusal = _why_not(repair.replica, repair.wanted)  # the state may have changed during the pull
         if refusal:
             return self._fail(repair, "refused", refusal)
@@ -101,7 +101,7 @@ class Repairs:
             return self._done(repair, result)
         _name(replica, wanted, owed)
         done = self._part_of(repair, lambda: self._done(repair, result))
-        return replica.when_saved(done, self._part_of(repair, lambda: self._gone(repair)))
+        return replica.when_saved(done, self._part_of(repair, lambda: self._removed(repair)))
 
     def _done(self, repair: _Repair, result: FileReplaced) -> None:
         if repair.is_answered:
@@ -110,7 +110,7 @@ class Repairs:
         self._areas.leave(repair.replica.group, is_clear=not result.left)
         self._effects.reply(repair.token, FileRepaired(result.quarantined))
 
-    def _gone(self, repair: _Repair) -> None:
+    def _removed(self, repair: _Repair) -> None:
         self._fail(repair, "outcome_unknown", f"the replica of {repair.replica.group} was removed")
 
     def _fail(self, repair: _Repair, code: str, what: str) -> None:
@@ -122,7 +122,7 @@ class Repairs:
 
 
 def _name(replica: DataReplica, wanted: FileMeta, owed: CompactFiles | None) -> None:
-    """Have the replica name the file that is in place now: as the output of a compaction, or in its row."""
+    """Name the file that is now in place in the manifest, as the output of a compaction or in its own row."""
     try:
         if owed is not None:
             replica.state_jobs.take_output(owed, wanted)

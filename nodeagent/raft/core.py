@@ -183,7 +183,7 @@ class Raft(Roles):
         return self._lead.peers.lost_acknowledged() if self._lead is not None else []
 
     def caught_up(self, peer: NodeId) -> bool:
-        """Whether we lead, and `peer` is this node or holds every entry that is committed now."""
+        """Whether this node leads, and `peer` is this node or holds every entry that is committed now."""
         return self._lead is not None and (peer == self.node or self._lead.peers.caught_up(peer))
 
     def voters_low_on_space(self) -> list[NodeId]:

@@ -104,8 +104,8 @@ class State:
         """Room on this node's disk, set by the caller; followers report it (`HeartbeatReply`)."""
 
         self.stirred = True
-        """An event happened since `take` last had nothing to return; while False, there is nothing to take.
-        A node has hundreds of groups and few are busy in a turn: for the others only this is checked."""
+        """Whether an event happened since `take` last returned nothing; if not, there is nothing to take. A
+        node has hundreds of groups, of which few are busy in a turn; for the others only this is checked."""
 
         self.hard_changed = False
         self.unwritten: int | None = None
@@ -150,7 +150,7 @@ class State:
         self.after.append((leader, AppendReply(self.term, True, match, read=read, addition=self.addition)))
 
     def _stir(self, now: int) -> None:
-        """Note that an event happens, after which there may be something to take."""
+        """Note that an event has happened, so that there may be something to take."""
         self.clock = now
         self.stirred = True
 

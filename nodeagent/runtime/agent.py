@@ -45,10 +45,10 @@ from nodeagent.transport.endpoints import Listener
 
 EXPIRE_EVERY_S = 60.0
 STOP_TIMEOUT_S = 5.0
-HAND_OVER_S_MAX = 2.0
+TRANSFER_S_MAX = 2.0
 """At SIGTERM the node waits at most this long for other nodes to take over its leaderships, then stops."""
 
-HAND_OVER_POLL_S = 0.02
+TRANSFER_POLL_S = 0.02
 SWITCH_INTERVAL_S = 0.0005
 """The log thread waits at most this long for a busy loop to release the interpreter (default 5 ms)."""
 
@@ -125,8 +125,8 @@ class Agent:
     def _transfer_leadership(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
         waited = loop.time() - began
         busy = self._driver.transfer_leadership()
-        if busy and waited < HAND_OVER_S_MAX:
-            loop.call_later(HAND_OVER_POLL_S, self._transfer_leadership, loop, began)
+        if busy and waited < TRANSFER_S_MAX:
+            loop.call_later(TRANSFER_POLL_S, self._transfer_leadership, loop, began)
             return
         self.notes.write("handed_over", {"complete": not busy, "seconds": round(waited, 3)})
         self.stop()

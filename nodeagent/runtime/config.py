@@ -14,7 +14,7 @@ from nodeagent.model.ids import check_node_id
 from nodeagent.model.limits import SLOTS_MAX
 
 DEPTH_MAX = 8
-"""Nesting limit of the settings; an alias inside itself would nest without end."""
+"""Nesting limit of the settings; an alias inside itself would nest indefinitely."""
 
 BYTES_MAX = 4 << 20
 VALUES_MAX = 20_000

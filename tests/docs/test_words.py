@@ -64,6 +64,8 @@ RETIRED = {
 STORED = {
     "hollow": "a field of checkpoints",
     "heirs": "a field of the meta entry ForceRecover",
+    "evidence": "a field of StageSpan",
+    "Steer": "the tag of the request ControlOperation",
     "FORMAL": "a value of Stage: in meta entries and in the output of `iotctl ops show`",
     "MOVING": "as FORMAL",
     "RELEASED": "as FORMAL",
