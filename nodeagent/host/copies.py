@@ -111,7 +111,7 @@ class Copies:
         return missing.replica.job(ReplaceFile(group, made), self._part_of(missing, placed))
 
     def _part_of(self, missing: _Missing, then: Callable[..., None]) -> Callable[..., None]:
-        """`then`, as a part of this copy: an exception in it ends the copy without a file; the next begins."""
+        """`then`, as a part of this copy: an exception ends the copy without a file; the next begins."""
 
         def failed(why: str) -> None:
             missing.answers = Answers()

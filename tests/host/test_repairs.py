@@ -183,7 +183,7 @@ def test_one_repair_per_group_at_a_time_and_again_after_a_failure() -> None:
     assert node.refused()[0] == "busy"
     node.replies.clear()
     node.finish(StageFiles, FilesStaged((), (("f", "b: no contact"),), 0))
-    assert node.refused() == ("unavailable", "no intact copy came: b: no contact")
+    assert node.refused() == ("unavailable", "no intact copy was received: b: no contact")
     node.replies.clear()
     assert node.finish(DropStaging, Done()) == DropStaging(f"repair-{GROUP}")
     node.ask()
