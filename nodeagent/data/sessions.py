@@ -217,12 +217,12 @@ class Sessions:
         return seen is not None and seen.has(session, sequence)
 
     def record(self, session: str, slot: int, sequence: int, acknowledged_through: int) -> bool:
-        """Record a write of a known session; return whether it is new (`InSlot.take`)."""
-        book = self._book(session, slot)
-        assert book is not None, (session, slot)
-        seen = book.seen.get(slot)
+        """Record a write of a known session; return whether it is new (`SlotSequences.record`)."""
+        session_set = self._set_of(session, slot)
+        assert session_set is not None, (session, slot)
+        seen = session_set.sequences.get(slot)
         if seen is None:
-            seen = book.seen[slot] = InSlot()
+            seen = session_set.sequences[slot] = SlotSequences()
         return seen.record(session, sequence, acknowledged_through)
 
     def written(self) -> set[int]:
