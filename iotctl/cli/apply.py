@@ -34,7 +34,7 @@ def apply(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Execute a plan; without PLAN, plan from cluster.yaml, show and ask. A second run changes nothing."""
+    """Execute a plan; without PLAN, plan from cluster.yaml and ask first. A second run changes nothing."""
     from iotctl.change.convergence import spec_plan
     from iotctl.cli.changes import execute_plan
 

@@ -46,7 +46,7 @@ def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
 @app.command()
 @step(READS)
 def show(ctx: typer.Context) -> int:
-    """List every certificate and its expiry. Uses SSH, so it works if the cluster rejects yours."""
+    """List every certificate and its expiry. Uses SSH, so it works even if the cluster rejects yours."""
     from iotctl.lifecycle import certificates
 
     return _code(_shown(session_of(ctx), certificates.show))
@@ -69,7 +69,7 @@ def renew(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Renew certificates that expired or expire soon, yours too. Agents reload without a restart."""
+    """Renew certificates that have expired or expire soon, including yours. Agents need no restart."""
     from iotctl.lifecycle import certificates
     from iotctl.lifecycle.machines import Machines
     from iotctl.spec.units import parse_duration_ms

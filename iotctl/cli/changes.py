@@ -29,7 +29,7 @@ class NewAddress:
     """The address of a node that `cluster.yaml` does not list."""
 
     host: Annotated[str, typer.Option(help="Address of the new node, if cluster.yaml does not list it.")] = ""
-    port: Annotated[int, typer.Option(help="Port of the new node; needs --host.")] = 0
+    port: Annotated[int, typer.Option(help="Port of the new node; requires --host.")] = 0
 
 
 @step(
@@ -100,7 +100,9 @@ def replace_node(
     old: Annotated[str, typer.Argument(metavar="OLD", help="The node that leaves.")],
     new: Annotated[
         str,
-        typer.Argument(metavar="NEW", help="The node that takes its place; OLD, if its disk was wiped."),
+        typer.Argument(
+            metavar="NEW", help="The node that takes its place; OLD itself if its disk was wiped."
+        ),
     ],
     dead: Annotated[bool, typer.Option("--dead", help="OLD is permanently lost.")] = False,
     *,
@@ -208,9 +210,7 @@ def execute_plan(
     for table in views.plan_tables(plan):
         session.output.note(table.render(wide=session.options.format == "wide"))
     if request.options.hold_release_ms:
-        session.output.note(
-            "the previous copies are retained: no other change can start until they are released"
-        )
+        session.output.note("the old copies are retained: no other change can start until they are released")
     if session.fleet is None and any(s.kind in ("add", "replace") for s in plan.steps):
         session.output.note("a new node whose agent does not answer is deployed over SSH first")
     session.confirm(question, yes=yes)

@@ -110,7 +110,9 @@ def _goal(text: str) -> str:
 @step(WORKS)
 def wait_for(
     ctx: typer.Context,
-    goal: Annotated[str, typer.Option("--for", metavar="healthy|op=ID", parser=_goal, help="Wait for this.")],
+    goal: Annotated[
+        str, typer.Option("--for", metavar="healthy|op=ID", parser=_goal, help="State to wait for.")
+    ],
 ) -> None:
     """Wait until the cluster is healthy, or an operation ends or waits for the operator."""
     from iotctl.cli.watching import watch_healthy, watch_operation
@@ -131,12 +133,12 @@ def wait_for(
 def events(
     ctx: typer.Context,
     since: Annotated[
-        str, typer.Option(metavar="1h", parser=Duration, help="Show events of this last period.")
+        str, typer.Option(metavar="1h", parser=Duration, help="Show events that are at most this old.")
     ] = "24h",
-    limit: Annotated[int, typer.Option(min=1, help="Show at most this many events, the newest.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, help="Show only this many of the newest events.")] = 200,
     watch: Watch = False,
 ) -> int:
-    """Show events, newest last. Needs no leader. -o jsonl: one event per line; --watch: add new events."""
+    """Show events, newest last. Works without a leader. -o jsonl prints one event per line."""
     import msgspec
 
     from iotctl.cli import views
@@ -174,7 +176,7 @@ def events(
 @app.command("ok-to-stop")
 @step(READS)
 def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
-    """Whether these nodes may stop at the same time: 0, or 5 with the groups that would lose their quorum."""
+    """Check whether these nodes may stop at the same time. Exit with 5 if a group would lose its quorum."""
     from iotctl.cli import views
     from iotctl.errors import Exit
     from iotctl.observe import stopping
@@ -194,7 +196,7 @@ def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
     )
 )
 def drain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
-    """Transfer the node's leaderships and keep it from leading until `undrain`. Its slots stay."""
+    """Transfer the node's leaderships and keep it from leading until `undrain`. Its slots do not move."""
     _drain(session_of(ctx), name, True, dry_run)
 
 
@@ -243,7 +245,7 @@ def recover(
     ] = False,
     confirm: Confirm = None,
 ) -> int:
-    """Force recovery of groups that permanently lost their majority with these nodes.
+    """Force the recovery of groups that permanently lost their majority with these nodes.
 
     Each group continues from its live member with the newest log. Writes that only the lost nodes
     acknowledged are lost. Without --accept-data-loss nothing is changed (exit 5).

@@ -1,4 +1,4 @@
-"""`iotctl completion bash|zsh|fish`: print the completion script of a shell."""
+"""`iotctl completion bash|zsh|fish`: print the completion script for a shell."""
 
 from typing import Annotated
 
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 def completion(
     ctx: typer.Context, shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")]
 ) -> None:
-    """Print the completion script of a shell.
+    """Print the completion script for a shell.
 
     To use it: source <(iotctl completion bash)
     """

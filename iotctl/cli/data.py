@@ -99,9 +99,9 @@ def export(
 ) -> None:
     """Export a table to a file, from which `data import` reads the same rows.
 
-    Replaces an existing file only after confirmation, unless it is empty.
+    Asks before replacing an existing file that is not empty.
 
-    A spreadsheet may take a CSV text that begins with =, +, - or @ for a formula.
+    A spreadsheet may interpret a CSV text that begins with =, +, - or @ as a formula.
     """
     from iotctl.rows.export import export_table, shape_of, size_of, write_rows
     from iotctl.rows.selection import Age, rows_of
@@ -148,7 +148,8 @@ def delete(
 ) -> None:
     """Delete the rows of a table that match tags and a time range.
 
-    Rows written after the start stay. Returns when the deletion is durable on a majority of every group.
+    Keeps rows that are written after it starts. Returns when the deletion is durable on a majority of every
+    group.
     """
     from iotctl.rows.selection import count_rows, delete_rows
 
@@ -218,7 +219,8 @@ def query(
 ) -> None:
     """Print the rows of a table that match tags and a time range; -o csv prints CSV.
 
-    A mid or weak read reports an age: the rows include every write acknowledged before then.
+    A bounded or weak read reports its age: its rows include every write that was
+    acknowledged at least that long ago.
     """
     from iotctl.cli import rows
     from iotctl.rows.selection import Age, scan
@@ -274,9 +276,9 @@ def schema(
     dry_run: DryRun = False,
     confirm: Confirm = None,
 ) -> None:
-    """Show tables, their columns and how long rows are retained; with --set-ttl, change the last.
+    """Show tables with their columns and TTL; with --set-ttl, change the TTL of a table.
 
-    A TTL that deletes rows at once asks for the cluster's name.
+    Asks for the cluster's name if the TTL would delete rows at once.
     """
     from iotctl.cli import rows
 

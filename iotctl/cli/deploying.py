@@ -43,7 +43,8 @@ def deploy(
 ) -> int:
     """Make the machines match cluster.yaml: software, certificates, settings, running agents.
 
-    A machine without differences stays as it is. `upgrade` applies what agents read only when they start.
+    A machine without differences is not changed. `cluster upgrade` applies settings that agents read only at
+    startup.
     """
     session = session_of(ctx)
     if session.fleet is not None:
@@ -102,7 +103,7 @@ def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait
 def upgrade(
     ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, dry_run: DryRun = False, yes: Yes = False
 ) -> int:
-    """Upgrade nodes to this machine's version and cluster.yaml's settings, restarting one by one."""
+    """Upgrade nodes to this machine's version and cluster.yaml's settings, restarting them one by one."""
     from iotctl.change.lock import lock_purpose
     from iotctl.lifecycle import deploy as deploying
     from iotctl.lifecycle.rolling import RestartPlan, plan_waves

@@ -47,7 +47,7 @@ class ImportOptions:
             "--time-unit",
             metavar="auto|s|ms|us|ns",
             parser=one_of("auto", "s", "ms", "us", "ns"),
-            help="Unit of whole numbers; auto takes ms and refuses numbers unlikely to be ms.",
+            help="Unit of whole numbers; auto assumes ms and refuses numbers unlikely to be ms.",
         ),
     ] = "auto"
     time_zone: Annotated[
@@ -61,7 +61,9 @@ class ImportOptions:
     ] = "UTC"
     truncate_times: Annotated[
         bool,
-        typer.Option("--truncate-times", help="Cut digits below a millisecond instead of refusing them."),
+        typer.Option(
+            "--truncate-times", help="Truncate times to milliseconds instead of refusing more digits."
+        ),
     ] = False
     tag: Annotated[
         list[str] | None, typer.Option("--tag", metavar="COLUMN", help="A tag column; repeatable.")
@@ -115,7 +117,9 @@ def import_(
     options: ImportOptions,
     dry_run: DryRun = False,
 ) -> None:
-    """Import a file; other columns become fields. Creates the table if it is missing.
+    """Import a file. Columns that are neither the time nor tags become fields.
+
+    Creates the table if it is missing.
 
     Checks the whole file before writing the first row; --dry-run shows the result of the check.
     """

@@ -157,7 +157,7 @@ def restart(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Restart agents, one after the other: transfer leadership first, and keep every group's quorum."""
+    """Restart agents one by one: transfer leadership first, and keep every group's quorum."""
     from iotctl.lifecycle.machines import chosen
     from iotctl.lifecycle.rolling import plan_waves
 
@@ -190,7 +190,7 @@ def logs(
     ] = 50,
     watch: Watch = False,
 ) -> int:
-    """Show the agents' last log lines, also while they are down; --watch adds new lines."""
+    """Show the last log lines of the agents, even if they are down; --watch adds new lines."""
     from iotctl.cli.watching import after, repeated
     from iotctl.errors import Exit, Unreachable
     from iotctl.lifecycle.agents import logs as logs_of

@@ -46,7 +46,7 @@ def up(
     wait: Wait = True,
     dry_run: DryRun = False,
 ) -> None:
-    """Create and start a fleet; of an existing fleet, start the agents that are down."""
+    """Create and start a fleet; if it exists, start those of its agents that are down."""
     from iotctl.fleet.local import LocalFleet
     from nodeagent.model.config import ClusterSettings
 

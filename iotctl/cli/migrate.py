@@ -25,7 +25,7 @@ REMOVAL_TIMEOUT_S = 30.0
 
 Report = Annotated[
     str | None,
-    typer.Option("--report", metavar="DIR", help="Write the report to this directory too."),
+    typer.Option("--report", metavar="DIR", help="Also write the report to this directory."),
 ]
 
 
@@ -63,7 +63,7 @@ def migrate(
     report: Report = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Move the data of an open change with Spark; with --verify, compare it and sign off."""
+    """Copy the data of an open change with Spark; with --verify, compare the copies and sign off."""
     from iotctl.cli import reports
     from iotctl.errors import Exit, RefusedProblem
     from iotctl.observe.operations import describe_operation, pick
@@ -164,13 +164,13 @@ def verify(
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Replace damaged copies by the majority's copy; archive the damaged ones."
+            "--repair", help="Replace damaged copies with the majority's copy; archive the damaged ones."
         ),
     ] = False,
     yes: Yes = False,
     report: Report = None,
 ) -> int:
-    """Compare all replicas. Exit 7 if replicas differ, 4 if a replica cannot be read."""
+    """Compare all replicas. Exit with 7 if replicas differ, with 4 if a replica cannot be read."""
     from iotctl.cli import reports
     from iotctl.errors import Exit
     from iotctl.pipeline.verify import run

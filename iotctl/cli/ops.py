@@ -161,7 +161,7 @@ def cancel(
 
 @app.command()
 def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
-    """Release the previous copies that --hold-release retains; wait for a leaving node."""
+    """Release the old copies that --hold-release retains; if a node leaves, wait until it has left."""
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import control, pick
 
@@ -170,9 +170,7 @@ def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
         held = pick(session.cluster.meta(strong=True), operation)
         _check_open(held)
         frees = not held.release_go and held.options.hold_release_ms
-        return session.output.would(
-            *[f"release the previous copies of {held.id} ({held.title})"] if frees else []
-        )
+        return session.output.would(*[f"release the old copies of {held.id} ({held.title})"] if frees else [])
     found = control(session.cluster, operation, "release", session.operator)
     if found.leaving is not None:
         return watch_operation(session, found.id)
@@ -188,7 +186,7 @@ def unlock(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Break the cluster's lock of a program that died; a program that still runs stops its work."""
+    """Break the cluster lock of a program that died; if the program still runs, it stops."""
     from iotctl.change.lock import described, drop, kept
     from iotctl.errors import RefusedProblem
 

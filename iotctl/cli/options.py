@@ -1,4 +1,4 @@
-"""Options that several commands share, and global options, which may stand before or after the command."""
+"""Options that several commands share, and global options, which may come before or after the command."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -88,12 +88,10 @@ def text_for(parse: Callable[[str], object], kind: str = "string") -> Callable[[
     return parsed
 
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer ordinary questions with yes.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every yes-or-no question.")]
 Confirm = Annotated[
     str | None,
-    typer.Option(
-        "--confirm", metavar="NAME", help="Confirm with the cluster's name, if --yes is not enough."
-    ),
+    typer.Option("--confirm", metavar="NAME", help="The cluster's name, if the command asks for it."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do; change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end.")]
@@ -110,7 +108,7 @@ Depth = Annotated[
         "--depth",
         metavar="|".join(DEPTHS),
         parser=one_of(*DEPTHS),
-        help="Compare file lists, file hashes, or every value.",
+        help="Compare file lists, file hashes, or (by default) every value.",
     ),
 ]
 Rate = Annotated[
@@ -153,7 +151,7 @@ HoldRelease = Annotated[
         "--hold-release",
         metavar="24h",
         parser=Duration,
-        help="Retain the previous copies this long; no other change can start until then.",
+        help="Retain the old copies this long; no other change can start until then.",
     ),
 ]
 NoWriteSpec = Annotated[

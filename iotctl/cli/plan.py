@@ -1,4 +1,4 @@
-"""`iotctl plan`: show what a change would do, before it is done."""
+"""`iotctl plan`: show what a change would do, without making it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from iotctl.plan.facts import ClusterFacts
     from iotctl.plan.model import Plan
 
-app = typer.Typer(help="Show what a change would do, before it is done.", invoke_without_command=True)
+app = typer.Typer(help="Show what a change would do, without making it.", invoke_without_command=True)
 
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Save the plan for `iotctl apply`.")]
 FromStatus = Annotated[
     str | None,
     typer.Option(
-        "--from-status", metavar="FILE", help="Plan from this output of `cluster slots -o json`; ask no node."
+        "--from-status", metavar="FILE", help="Plan from a saved output of `cluster slots -o json`."
     ),
 ]
-Detailed = Annotated[bool, typer.Option("--detailed-exitcode", help="Exit 8 if the plan changes something.")]
+Detailed = Annotated[
+    bool, typer.Option("--detailed-exitcode", help="Exit with 8 if the plan changes something.")
+]
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class PlanOptions:
 
 @app.callback()
 def plan(ctx: typer.Context) -> int | None:
-    """Show what a change would do, before it is done. Without a command: `plan spec`."""
+    """Show what a change would do, without making it. Without a command: `plan spec`."""
     return spec(ctx) if ctx.invoked_subcommand is None else None
 
 
@@ -129,7 +131,7 @@ def replace_node(
     *,
     options: PlanOptions,
 ) -> int:
-    """Plan replacing a node by a new node."""
+    """Plan replacing a node with a new node."""
     from iotctl.plan.make import make_replace
 
     session = session_of(ctx)
@@ -154,7 +156,7 @@ def rebalance(
         typer.Option(
             metavar="slots|bytes|write-rate",
             parser=_strategy,
-            help="Balance this between the groups.",
+            help="What to balance between the groups.",
         ),
     ] = "slots",
     max_moves: Annotated[

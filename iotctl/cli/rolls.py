@@ -29,7 +29,10 @@ AtOnce = Annotated[
 OlderThan = Annotated[
     str | None,
     typer.Option(
-        "--older-than", metavar="1h", parser=Duration, help="Include only agents that have run longer."
+        "--older-than",
+        metavar="1h",
+        parser=Duration,
+        help="Include only agents that have run longer than this.",
     ),
 ]
 

@@ -20,14 +20,14 @@ def bundle(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE.tar.gz", help="Output file; default: support-NAME-TIME.tar.gz here."
+            "--out", metavar="FILE.tar.gz", help="Output file; default: ./support-NAME-TIME.tar.gz."
         ),
     ] = None,
 ) -> None:
     """Write an archive: cluster.yaml, status, events, operations, versions, logs of a local fleet.
 
-    Works while nodes are down, and names them. The archive holds no private keys and no rows; values of
-    cluster.yaml that look secret are redacted.
+    Works while nodes are down, and names them. The archive holds no private keys and no rows; values in
+    cluster.yaml that look like secrets are redacted.
     """
     from iotctl.cli import views
     from iotctl.observe.bundle import default_name, write_bundle

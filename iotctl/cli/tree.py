@@ -16,8 +16,8 @@ from typer.models import CommandInfo
 
 HELP = "Operate, scale and migrate clusters of time-series storage nodes."
 EPILOG = (
-    "Options above may stand before or after the command. "
-    "Exit codes: 0 done, 2 usage, 3 input, 4 unreachable, 5 refused, 6 partly, 7 verification failed, "
+    "The options above may come before or after the command. "
+    "Exit codes: 0 done, 2 usage, 3 input, 4 unreachable, 5 refused, 6 partly done, 7 verification failed, "
     "8 changes pending, 9 outcome unknown, 10 busy."
 )
 
@@ -35,15 +35,15 @@ class Branch(NamedTuple):
 
 COMMANDS = (
     Branch("demo", "demo", "Start a fleet, load sensor data, add and remove nodes under load."),
-    Branch("apply", "apply", "Execute a plan; without PLAN, plan from cluster.yaml, show and ask."),
-    Branch("migrate", "migrate", "Move the data of an open change with Spark; with --verify, compare it."),
+    Branch("apply", "apply", "Execute a plan; without PLAN, plan from cluster.yaml and ask first."),
+    Branch("migrate", "migrate", "Copy the data of an open change with Spark; with --verify, compare it."),
     Branch("verify", "migrate", "Compare all replicas."),
-    Branch("completion", "completion", "Print the completion script of a shell."),
+    Branch("completion", "completion", "Print the completion script for a shell."),
 )
 GROUPS = (
     Branch("local", "local", "Run a fleet on this machine."),
     Branch("cluster", "cluster", "Inspect a cluster and change its nodes."),
-    Branch("plan", "plan", "Show what a change would do, before it is done."),
+    Branch("plan", "plan", "Show what a change would do, without making it."),
     Branch("ops", "ops", "List, watch and control operations."),
     Branch("data", "data", "Write, read, import, export and delete rows."),
     Branch("cert", "cert", "Manage certificates of nodes and operators."),
