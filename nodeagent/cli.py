@@ -31,7 +31,9 @@ app.add_typer(files_app, name="files")
 EXIT_USAGE, EXIT_INVALID, EXIT_UNREACHABLE, EXIT_REFUSED, EXIT_DAMAGED = 2, 3, 4, 5, 7
 """As for `iotctl`: usage, invalid input file, unreachable, refused, damaged."""
 
-Directory = Annotated[Path, typer.Argument(help="The node's directory (contains node.yaml).")]
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIRECTORY", help="The node's directory (contains node.yaml).")
+]
 
 
 @app.command("run")
@@ -161,11 +163,13 @@ def files_check(
     """Read every checkpoint and hash every file; print one JSON line each. Exit with 7 if anything is
     damaged.
 
-    A checkpoint that the log needs also counts as damaged if it is missing, older than the log, or of another
-    node. Without node.id, or with that of another node, nothing is checked and the exit code is 7.
+    A checkpoint that the log needs also counts as damaged if it is missing, is older than the log or
+    belongs to another node. If node.id is missing or names another node, nothing is checked and the exit code
+    is 7.
 
-    Lines with `found` orphan, staged, snapshot, quarantined, temporary, foreign or linked report files that
-    no manifest names. A running node removes them when it no longer needs them, except those in quarantine.
+    A line whose `found` is orphan, staged, snapshot, quarantined, temporary, foreign or linked reports a file
+    that no manifest names. A running node removes such files when it no longer needs them,
+    except those in quarantine.
     """
     import msgspec
 
