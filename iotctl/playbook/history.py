@@ -64,9 +64,10 @@ class History:
             return False
         if digest != earlier.digest:
             raise InputProblem(
-                f"step {self._playbook.ids[i]} was run with other arguments; it and later steps were not run",
+                f"step {self._playbook.ids[i]} was run with different arguments; "
+                "it and later steps were not run",
                 why="the file or a variable has changed since",
-                next="undo that change, or begin a new run without --resume",
+                next="undo that change, or start a new run without --resume",
                 where=self._playbook.marks.where("steps", i),
             )
         return True

@@ -68,7 +68,7 @@ class Inspector:
         return self._cluster().meta(strong=True)
 
     def _changing(self, state: str) -> Inspection | None:
-        """The inspection, if a change is in progress: a plan made now would be stale at its end.
+        """The inspection, if a change is in progress: a plan made now would be stale when it ends.
 
         A change that waits for the operator does not count; it may wait for days.
         """
@@ -78,29 +78,29 @@ class Inspector:
     def add(self, use: Use) -> Inspection:
         meta, nodes = self._meta(), list_of(use.arguments["nodes"])
         new = [n for n in nodes if n not in meta.ring]
-        return _under_way(meta, nodes) or (
+        return _open_change(meta, nodes) or (
             would(f"add {', '.join(new)}", new) if new else done("all of them are in the cluster")
         )
 
     def remove(self, use: Use) -> Inspection:
         meta, nodes = self._meta(), list_of(use.arguments["nodes"])
         there = [n for n in nodes if n in meta.ring]
-        if under_way := _under_way(meta, nodes):
-            return under_way
+        if open_change := _open_change(meta, nodes):
+            return open_change
         if there:
             return would(f"remove {', '.join(there)}", there)
-        return self._half_left(use, meta, nodes) or done("none of them is in the cluster")
+        return self._incomplete_removal(use, meta, nodes) or done("none of them is in the cluster")
 
     def replace(self, use: Use) -> Inspection:
         meta = self._meta()
         old, new = use.arguments["old"], use.arguments["new"]
-        if under_way := _under_way(meta, [old, new]):
-            return under_way
+        if open_change := _open_change(meta, [old, new]):
+            return open_change
         if new in meta.ring and old not in meta.ring:
-            return self._half_left(use, meta, [old]) or done(f"{new} has replaced {old}")
-        return would(f"{new} takes the place of {old}")
+            return self._incomplete_removal(use, meta, [old]) or done(f"{new} has replaced {old}")
+        return would(f"replace {old} with {new}")
 
-    def _half_left(self, use: Use, meta: MetaView, nodes: Sequence[str]) -> Inspection | None:
+    def _incomplete_removal(self, use: Use, meta: MetaView, nodes: Sequence[str]) -> Inspection | None:
         """The inspection, if a node left the cluster, but its agent and its line in cluster.yaml remain.
 
         No iotctl waited for the end of the removal. With that line, the next `apply` would add the node.
@@ -126,7 +126,7 @@ class Inspector:
         return self._command([*line[:words], "--dry-run", *line[words:]])
 
     def would(self, use: Use) -> Inspection:
-        """For a command whose dry run is empty if nothing is left to do, and which waits for nothing else."""
+        """For a command that has nothing left to do, and nothing to wait for, if its dry run is empty."""
         ran = self._dry_run(use)
         if ran.code or not isinstance(ran.document, dict):
             return unknown(ran.stderr)
@@ -166,7 +166,7 @@ class Inspector:
         if ran.code:
             return unknown(ran.stderr)
         steps = isinstance(ran.document, dict) and ran.document.get("steps")
-        return would("carry out the plan") if steps else done("nothing to apply")
+        return would("execute the plan") if steps else done("nothing to apply")
 
     def migrate(self, use: Use) -> Inspection:
         there = open_operations(self._meta())
@@ -185,10 +185,10 @@ class Inspector:
             return done(f"{creates} exists") if there else would(f"create {creates}")
         if use.arguments.get("unless"):
             return unknown("`unless` is checked when the step runs")
-        return unknown("`changed_when` is checked after the step ran")
+        return unknown("`changed_when` is checked after the step has run")
 
 
-def _under_way(meta: MetaView, nodes: Sequence[str]) -> Inspection | None:
-    """The inspection, if a change of one of these nodes is open, whoever began it."""
+def _open_change(meta: MetaView, nodes: Sequence[str]) -> Inspection | None:
+    """The inspection, if a change of one of these nodes is open, no matter which program started it."""
     found = next((o for o in open_operations(meta) if o.node in nodes or o.leaving in nodes), None)
     return Inspection(WOULD_CHANGE, f"{found.id} is in progress", operation=found.id) if found else None

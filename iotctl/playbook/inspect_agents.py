@@ -34,7 +34,7 @@ class AgentInspector:
 
     def _left_draining(self) -> Inspection | None:
         left = left_draining(self._cluster())
-        return would(f"let {', '.join(left)} lead again after a killed restart") if left else None
+        return would(f"let {', '.join(left)} lead again after an interrupted restart") if left else None
 
     def stop(self, use: Use) -> Inspection:
         running = [n for n, up in self._up(use).items() if up]

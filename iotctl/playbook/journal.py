@@ -91,7 +91,7 @@ class FileJournal:
             self._file.close()
             raise BusyProblem(
                 f"another process is running {self.run_id}",
-                next="wait for its end, or stop that process first",
+                next="wait until it ends, or stop that process first",
             ) from None
 
     def _read(self) -> None:
@@ -108,7 +108,7 @@ class FileJournal:
                 raise InputProblem(
                     "the journal of the run is damaged",
                     why=str(error),
-                    next="begin a new run: steps whose work is done change nothing",
+                    next="start a new run: steps that are already done change nothing",
                     where=f"{self._path}:{number}:1",
                 ) from None
 
@@ -237,7 +237,7 @@ def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
     if run_id:
         path = directory / f"{run_id}.jsonl"
         if not path.is_file():
-            raise UsageProblem(f"no run {run_id}", why=f"looked in {directory}", next="leave --resume out")
+            raise UsageProblem(f"no run {run_id}", why=f"looked in {directory}", next="omit --resume")
         return FileJournal(path)
     for path in sorted(directory.glob("*.jsonl"), reverse=True):
         name, ended = _summary(path)
@@ -246,7 +246,7 @@ def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
         if name == playbook:
             return FileJournal(path)
     raise UsageProblem(
-        "this playbook has no unfinished run", why=f"looked in {directory}", next="leave --resume out"
+        "this playbook has no unfinished run", why=f"looked in {directory}", next="omit --resume"
     )
 
 

@@ -130,7 +130,7 @@ class Runner:
         elif self._journal.entries()[0].limit != limit:
             before = self._journal.entries()[0].limit
             raise InputProblem(
-                f"the run was begun for {', '.join(before) or 'all nodes'}; nothing was run",
+                f"the run was started for {', '.join(before) or 'all nodes'}; nothing was run",
                 next="continue with --resume and "
                 + (" ".join(f"--limit {n}" for n in before) or "no --limit"),
             )

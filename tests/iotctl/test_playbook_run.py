@@ -406,7 +406,7 @@ def test_a_run_is_limited_to_some_nodes(tmp_path: Path, scalar: bool) -> None:
         "cluster wait",
     ] and all("node6" in e and "node7" not in e for e in plant.effects[:2])
     for other in (["node7"], []):
-        with pytest.raises(InputProblem, match="begun for node6"):
+        with pytest.raises(InputProblem, match="started for node6"):
             runner(tmp_path, plant, FileJournal(tmp_path / "j"), text, limit=other).run()
 
 
@@ -507,7 +507,7 @@ def test_an_incomplete_last_record_is_cut_and_a_damaged_record_is_refused(tmp_pa
 def test_a_step_that_ran_cannot_be_changed(tmp_path: Path) -> None:
     plant = Plant(fails="add-node")
     runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
-    with pytest.raises(InputProblem, match="drain was run with other arguments"):
+    with pytest.raises(InputProblem, match="drain was run with different arguments"):
         runner(
             tmp_path, plant, FileJournal(tmp_path / "j"), TEXT.replace("{node: node1}", "{node: node2}", 1)
         ).run()
