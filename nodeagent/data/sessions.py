@@ -99,7 +99,7 @@ class SlotSequences:
         return sequence <= self.floor(session) or sequence in self._above.get(session, ())
 
     def record(self, session: str, sequence: int, acknowledged_through: int) -> bool:
-        """Record a write; return whether it is new. The client never retries sequences <=
+        """Record a write; return whether it is new. The client never retries a sequence up to
         `acknowledged_through`."""
         floors = self._open()
         self._packed = None
