@@ -105,7 +105,7 @@ def execute(
     """
     if len(plan.steps) > 1 and not request.wait:
         raise UsageProblem(
-            "several nodes are changed one after the other; nothing was changed",
+            "changing several nodes needs --wait: they change one after the other; nothing was changed",
             next="omit --no-wait, or name one node",
         )
     execution = _Execution(source, request, provisioner, on_note, on_update, lock)

@@ -91,7 +91,7 @@ class HeldLock:
         """
         if self.lost:
             raise RefusedProblem(
-                "the cluster lock was lost; no further step was begun",
+                "the cluster lock was lost; no further step was started",
                 why=self.lost,
                 next="iotctl cluster events, then run the command again",
             )

@@ -86,7 +86,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
         waiting = [g.group for g in view.groups if g.recovery is not None]
         raise RefusedProblem(
             "nothing to recover: every group has a majority without these nodes; nothing was changed",
-            why=f"{', '.join(waiting)} is being recovered already" if waiting else "",
+            why=f"{', '.join(waiting)} is already being recovered" if waiting else "",
             next="iotctl cluster groups" if waiting else without_dead(view, names[0]),
         )
     for operation in open_operations(view):
@@ -100,7 +100,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
     groups = [_lost_group(facts, view, g, lost[g.group]) for g in view.groups if g.group in lost]
     gone = [g for g in groups if not g.survivors]
     confirm = f"iotctl cluster recover {' '.join(names)} --accept-data-loss --confirm {source.name}"
-    following = f"start {' or '.join(gone[0].members)}" if gone else confirm
+    following = f"start the agent of {' or '.join(gone[0].members)}" if gone else confirm
     alive = [g for g in groups if g.survivors]
     return Recovery(now_ms, names, view.table_version, alive, gone, False, following)
 
@@ -121,7 +121,7 @@ def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: 
         raise Unreachable(
             f"the meta group has lost its majority: its voters {', '.join(down)} do not answer",
             why="recover needs the meta group; it cannot recover the meta group itself",
-            next=f"start {' or '.join(down)}",
+            next=f"start the agent of {' or '.join(down)}",
         )
     return view
 
@@ -135,7 +135,7 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
             raise RefusedProblem(
                 f"{node} did not report its log of group {record.group}; nothing was changed",
                 why="the member with the newest entries must become the recovery leader",
-                next=f"start {node}, or name it too if it is permanently lost",
+                next=f"start the agent of {node}, or name it too if it is permanently lost",
             )
         if replicas[node].state == "damaged":
             raise RefusedProblem(

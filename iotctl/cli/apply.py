@@ -82,10 +82,12 @@ def _saved(session: Session, file: str, *, allow_remove: bool) -> Plan:
 def _warn(session: Session, plan: Plan, unlisted: list[str]) -> None:
     """Name the differences between the cluster and `cluster.yaml` that the plan leaves."""
     if unlisted:
-        session.output.warn(f"not in cluster.yaml, left alone without --allow-remove: {', '.join(unlisted)}")
+        session.output.warn(
+            f"not in cluster.yaml, kept because --allow-remove is not given: {', '.join(unlisted)}"
+        )
     for d in plan.differences:
         where = f"{d.node}: " if d.node else ""
-        session.output.warn(f"{where}{d.what} stays {d.present}, cluster.yaml says {d.wanted}; {d.next}")
+        session.output.warn(f"{where}{d.what} stays {d.present}, but cluster.yaml says {d.wanted}; {d.next}")
 
 
 def _unchanged(session: Session, said: str) -> int:

@@ -140,7 +140,7 @@ def upgrade(
     emit_rolled(session, rolled)
     _note_level(session)
     if deleted:
-        session.output.note(f"deleted software that no node runs any more: {', '.join(deleted)}")
+        session.output.note(f"deleted software that no node uses: {', '.join(deleted)}")
     for error in failed:
         session.output.warn(f"{error.what}: {error.why}")
     return 0

@@ -66,7 +66,7 @@ def up(
         fleet.create(settings, new.nodes, node_settings={})
     session.use(fleet.source())
     started = fleet.start()
-    session.output.note(f"started {', '.join(started)}" if started else "every agent is running already")
+    session.output.note(f"started {', '.join(started)}" if started else "every agent is already running")
     if wait:
         watch_healthy(session, timeout_s=UP_TIMEOUT_S, fleet=fleet)
     _print(session, fleet, "local-up", hints=True)

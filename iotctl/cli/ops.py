@@ -143,9 +143,9 @@ def cancel(
             "replace-node": f"cluster replace-node {found.node} {found.replaces}",
         }.get(found.kind, "plan rebalance")
         raise RefusedProblem(
-            f"{found.id} is in stage {found.stage} and cannot be cancelled any more",
+            f"{found.id} is in stage {found.stage} and can no longer be cancelled",
             why="since OPEN, the new owners may have accepted writes",
-            next=f"wait for its end, then: iotctl {reverse}",
+            next=f"wait until it ends, then run: iotctl {reverse}",
         )
     cost = cancel_cost(found, received_bytes(session.cluster.statuses(), found.id))
     if dry_run:
@@ -199,7 +199,7 @@ def unlock(
         return session.output.would(f"take the lock from {described(held, now_ms())}")
     session.confirm(f"take the lock from {described(held, now_ms())}?", yes=yes)
     done = drop(session.cluster, held, session.operator)
-    session.output.emit("ops-unlock", done, lambda: [f"{done.owner} does not hold the lock any more"])
+    session.output.emit("ops-unlock", done, lambda: [f"{done.owner} no longer holds the lock"])
 
 
 @app.command("set")

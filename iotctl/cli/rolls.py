@@ -110,7 +110,7 @@ def emit_rolled(session: Session, done: RestartReport) -> None:
     said = f"restarted {', '.join(done.restarted)}" if done.restarted else "nothing was restarted"
     session.output.emit("cluster-rolled", done, lambda: [said])
     for node in done.undrained:
-        session.output.note(f"{node} may lead again: a killed restart had left it draining")
+        session.output.note(f"{node} may lead again: an interrupted restart had left it draining")
     for node in done.draining:
         session.output.warn(f"{node} was draining before and still is: iotctl cluster undrain {node}")
 

@@ -38,7 +38,7 @@ class TableName:
         """The name as the cluster stores it; a note says so if it differs."""
         name = TableName(self.storage_group.lower(), self.table.lower())
         if name != self:
-            session.output.note(f"names are lower case: {name.storage_group}.{name.table}")
+            session.output.note(f"names are stored in lower case: {name.storage_group}.{name.table}")
         return name
 
     def schema(self, session: Session) -> TableSchema:

@@ -163,7 +163,7 @@ class Session:
         """Check the lock before each step under `locked`; returns its serial, 0 without a lock.
 
         Raises:
-            RefusedProblem: this program does not hold the lock any more.
+            RefusedProblem: this program no longer holds the lock.
         """
         return self.lock.check() if self.lock is not None else 0
 
@@ -224,7 +224,7 @@ class Session:
             )
         self._ask(f"{question} [y/N] ")
         if self.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise RefusedProblem("declined; nothing changed")
+            raise RefusedProblem("declined; nothing was changed")
 
     def _ask(self, text: str) -> None:
         from nodeagent.model.text import printable

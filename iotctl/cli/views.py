@@ -215,7 +215,7 @@ def level_tables(found: FeatureLevel) -> list[Table | str]:
 
 def drain_tables(d: Drained) -> list[Table | str]:
     if d.leads is None:
-        return [f"{d.node} is {'draining' if d.draining else 'not draining any more'}; it does not answer"]
+        return [f"{d.node} is {'draining' if d.draining else 'no longer draining'}; it does not answer"]
     if d.draining:
         return [f"{d.node} is draining and leads no group"]
     return [f"{d.node} may lead again"]

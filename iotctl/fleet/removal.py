@@ -49,7 +49,8 @@ cd /
 rmdir "$home" 2>/dev/null || [ -z "$(ls -A "$home")" ] || echo "left=$(ls -A "$home" | tr '\n' ' ')"
 """
 )
-"""Deletes the files of iotctl and the agent by name, `node.yaml` last: it identifies whose the others are."""
+"""Deletes the files of iotctl and the agent by name, `node.yaml` last: it names the cluster that the other
+files belong to."""
 
 
 def archive(host: Host, home: str) -> str:
@@ -60,9 +61,7 @@ def archive(host: Host, home: str) -> str:
     Raises:
         Unreachable: the machine could not move them.
     """
-    ran = run_checked(
-        host, ["sh", "-c", ARCHIVE, "archive", home], "the node's files could not be moved aside"
-    )
+    ran = run_checked(host, ["sh", "-c", ARCHIVE, "archive", home], "the node's files could not be archived")
     return ran.out.decode(errors="replace").partition("archive=")[2].strip()
 
 

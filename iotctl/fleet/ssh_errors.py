@@ -39,8 +39,8 @@ def changed_key(name: str, route: Route, error: ChangedKey) -> Unreachable:
     known = " or ".join(k.fingerprint for k in error.known) or "revoked"
     return Unreachable(
         f"{name}: the host key of {route.known_as} has CHANGED",
-        why=f"it presents {error.shown.fingerprint}, but known is {known}: another machine may answer at this"
-        " address",
+        why=f"it presents {error.shown.fingerprint}, but the known key is {known}: "
+        "another machine may answer at this address",
         next=f"if the machine was reinstalled: iotctl cluster trust --replace {name}",
         where=name,
     )

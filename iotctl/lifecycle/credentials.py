@@ -78,7 +78,7 @@ def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[s
     other = [n for n, text in there.items() if text != authority.cert]
     if other:
         raise RefusedProblem(
-            f"{', '.join(other)}: certificates of another authority than that in {directory};"
+            f"{', '.join(other)}: the certificates are from another authority than the one in {directory};"
             " nothing was changed",
             why="another cluster of this name was created elsewhere",
             next="give this cluster another name, or copy its authority to this machine",

@@ -38,12 +38,12 @@ def initialise(
         dry_run: only check whether that is possible, and return the paths.
 
     Raises:
-        RefusedProblem: the file or the authority exists already.
+        RefusedProblem: the file or the authority already exists.
         UsageProblem: there are fewer machines than replicas, or a machine is named twice.
     """
     path = directory / SPEC_NAME
     if path.exists():
-        raise RefusedProblem(f"{path} exists already; nothing was changed", next="iotctl cluster deploy")
+        raise RefusedProblem(f"{path} already exists; nothing was changed", next="iotctl cluster deploy")
     if len(set(hosts)) != len(hosts):
         raise UsageProblem(
             "a machine is named twice; nothing was changed",

@@ -130,7 +130,8 @@ def _check_address(source: ClusterSource, entry: NodeEntry, present: dict[str, A
     there, listed = f"{present.get('host')}:{present.get('port')}", f"{entry.host}:{source.port_of(entry)}"
     if there != listed:
         raise RefusedProblem(
-            f"{entry.name} has the address {there}, {source.path.name} says {listed}; nothing was changed",
+            f"{entry.name} has the address {there}, but {source.path.name} says {listed}; "
+            "nothing was changed",
             why="a node's address cannot change: the other nodes know the node by it",
             next=f"write {there} into {source.path}, or: iotctl cluster replace-node {entry.name} NEW",
             where=entry.name,

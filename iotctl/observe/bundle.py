@@ -104,7 +104,7 @@ def write_bundle(
         temporary.replace(out)
     except OSError as error:
         raise InputProblem(
-            f"the support bundle cannot be written to {out}", why=str(error), next="name another --out"
+            f"the support bundle cannot be written to {out}", why=str(error), next="give another --out"
         ) from None
     return Bundle(
         str(out), len(packed), [BundleFile(n, len(c)) for n, c in files.items()], unreachable, missing

@@ -26,7 +26,7 @@ SERVING_MS_MAX = 5_000
 STARTING = ("forming", "joining")
 
 NOT_SERVING = (*STARTING, "refused", "damaged")
-"""States in which a node reports that it takes no part."""
+"""States in which a node reports that it does not participate."""
 
 WAIT_HEALTHY = "iotctl cluster wait --for healthy"
 FINALIZE = "iotctl cluster finalize-upgrade"
@@ -108,7 +108,7 @@ def _clock_problems(facts: Facts) -> list[Problem]:
 
 
 def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
-    """A node that answers but takes no part in the cluster."""
+    """A node that answers but does not participate in the cluster."""
     status = facts.statuses[node.id]
     if status.state not in NOT_SERVING:
         return []
@@ -116,9 +116,9 @@ def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
         return []  # it waits to be added
     why = f": {status.why}" if status.why else ""
     if status.state in STARTING and status.now_ms - status.started_ms <= SERVING_MS_MAX:
-        message = f"{node.id} has just started and takes no part in the cluster yet{why}"
+        message = f"{node.id} has just started and does not participate in the cluster yet{why}"
         return [Problem("error", "node_starting", node.id, "", message, WAIT_HEALTHY)]
-    message = f"{node.id} takes no part in the cluster; its state is {status.state}{why}"
+    message = f"{node.id} does not participate in the cluster; its state is {status.state}{why}"
     helps = f"iotctl cluster logs {node.id}"
     if status.state == "damaged":
         helps = f"iotctl cluster replace-node {node.id} NEW"

@@ -18,7 +18,7 @@ LAG_ENTRIES_MAX = 1_000
 """A voter that is further behind its leader has not caught up. Under load no follower is ever at 0."""
 
 EXACT_NODES_MAX = 16
-"""Up to this many nodes, the largest subset is found by exhaustive search; beyond, greedily."""
+"""Up to this many nodes, the largest subset is found by exhaustive search; for more nodes, greedily."""
 
 _MayAdd = Callable[[str, Collection[str]], bool]
 
@@ -124,7 +124,7 @@ def _unfit(
     if leader is None or current is None:
         return "has no leader"
     if not heard_recently(facts, leader, voter):
-        return f"was not heard by {leader} recently"
+        return f"has not been heard by {leader} recently"
     lag = 0 if voter == leader else current.lag.get(voter, 0)
     return f"is {lag} entries behind" if lag > LAG_ENTRIES_MAX else ""
 

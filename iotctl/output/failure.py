@@ -70,7 +70,7 @@ def describe(error: BaseException) -> Failure:
 
 
 def to_lines(failure: Failure) -> str:
-    """Lines with what failed, why, and the next command; empty parts are left out."""
+    """Lines with what failed, why, and the next command; empty parts are omitted."""
     place = f"{failure.where}: " if failure.where else ""
     lines = [f"error: {place}{failure.what}"]
     if failure.why:

@@ -58,7 +58,7 @@ def from_yaml(text: str, where: str = "") -> Plan:
 
 def _known(plan: Plan, where: str) -> Plan:
     if plan.format_version != FORMAT_VERSION:
-        why = f"format_version is {plan.format_version}, supported: {FORMAT_VERSION}"
+        why = f"format_version is {plan.format_version}, this release reads {FORMAT_VERSION}"
         raise InputProblem("this plan has an unknown format", why=why, next=_MAKE, where=where)
     return plan
 

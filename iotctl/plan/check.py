@@ -21,7 +21,7 @@ def check_add(facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None
     for node in nodes:
         if node in facts.table.ring:
             out.append(
-                Refusal("node_exists", node, f"node {node} is in the cluster already", "iotctl cluster nodes")
+                Refusal("node_exists", node, f"node {node} is already in the cluster", "iotctl cluster nodes")
             )
         try:
             check_node_id(node)
@@ -34,11 +34,11 @@ def check_add(facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None
     return tuple(out)
 
 
-def check_remove(facts: ClusterFacts, nodes: Sequence[NodeId], comes: int = 0) -> tuple[Refusal, ...]:
-    """`comes`: how many nodes the same plan adds."""
+def check_remove(facts: ClusterFacts, nodes: Sequence[NodeId], added: int = 0) -> tuple[Refusal, ...]:
+    """`added`: how many nodes the same plan adds."""
     out = list(_names(nodes))
     out += [_unknown(n) for n in nodes if n not in facts.table.ring]
-    left = len(facts.table.ring) + comes - len(nodes)
+    left = len(facts.table.ring) + added - len(nodes)
     if not out and left < max(facts.replicas, 1):
         reason = f"{left} nodes would remain, fewer than the {facts.replicas} replicas"
         down = next((n for n in nodes if not facts.node(n).live), None)
@@ -69,13 +69,15 @@ def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Re
             names = ", ".join(down)
             reason = f"group {owner} has {len(live)} of {len(members)} members live (down: {names})"
             recover = f"if permanently lost: iotctl cluster recover {' '.join(down)}"
-            yield Refusal("no_quorum", owner, reason, f"{facts.start or f'start {names}'}; {recover}")
+            yield Refusal(
+                "no_quorum", owner, reason, f"{facts.start or f'start the agents of {names}'}; {recover}"
+            )
 
 
 def check_newcomers(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Iterator[Refusal]:
     for node in nodes:
         if not facts.node(node).live:
-            yield Refusal("unreachable", node, f"node {node} does not answer", f"start {node}")
+            yield Refusal("unreachable", node, f"node {node} does not answer", f"start the agent of {node}")
 
 
 def check_disks(peaks: Sequence[NodePeak]) -> Iterator[Refusal]:
@@ -88,7 +90,7 @@ def check_disks(peaks: Sequence[NodePeak]) -> Iterator[Refusal]:
 
 
 def check_layout(facts: ClusterFacts, final: Ring) -> Iterator[Refusal]:
-    """Layout violations of the final ring that today's ring does not have to the same degree."""
+    """Layout violations of the final ring that the current ring does not have to the same degree."""
     today = facts.table.ring
     if final != today:
         for code, subject, why in layout_violations(final, facts.zones, facts.replicas, today):

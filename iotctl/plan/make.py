@@ -110,7 +110,7 @@ def make_spec(
     """
     refusals = (
         *(check_add(facts, comes, None) if comes else ()),
-        *(check_remove(facts, goes, comes=len(comes)) if goes else ()),
+        *(check_remove(facts, goes, added=len(comes)) if goes else ()),
     )
     if refusals:
         return _plan(_spec_kind(comes, {}, goes), facts, (), refusals)

@@ -39,7 +39,7 @@ class BinaryFile:
         """The rows with `time` and the columns of `types`; `lines` are row numbers of the file from 1.
 
         Raises:
-            InputProblem: a part of the file cannot be read, or the time column holds no times.
+            InputProblem: a part of the file cannot be read, or the time column cannot hold times.
         """
         done = 0
         with _reading(self._path):

@@ -89,7 +89,7 @@ def parse_tags(given: Sequence[str]) -> dict[str, str]:
     for name, values in where.items():
         if len(values) > 1:
             raise UsageProblem(
-                f"--tag {name} has {len(values)} values; a row has one per tag", next="give one value"
+                f"--tag {name} has {len(values)} values; a row has one value per tag", next="give one value"
             )
     return {name: value or "" for name, (value,) in where.items()}
 

@@ -41,13 +41,13 @@ def parse_ttl_ms(text: str) -> int:
     found = parse_duration_ms(text)
     if not 0 < found <= TTL_MS_MAX:
         raise UsageProblem(
-            f"a TTL of {text} is out of range", next="write it like 30d; none retains rows without limit"
+            f"a TTL of {text} is out of range", next="write it like 30d; `none` retains rows indefinitely"
         )
     return found
 
 
 def set_ttl_of(cluster: Cluster, schema: TableSchema, ttl_ms: int) -> TableSchema:
-    """Set the table's TTL; 0 retains rows without limit. Returns the schema in force."""
+    """Set the table's TTL; 0 retains rows indefinitely. Returns the schema in force."""
     return cluster.put_schema(schema, ttl_ms)
 
 

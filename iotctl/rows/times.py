@@ -93,7 +93,7 @@ def check_unit(seen: Seen, rule: TimeRule, *, name: str, where: str) -> None:
     if seen.dates * 2 > seen.numbers:
         raise InputProblem(
             f"{name}: most times look like dates written without separators",
-            why="as milliseconds they would be other days",
+            why="read as milliseconds, they would be different dates",
             next="nothing was written; write times like 2024-05-01T12:00 (or add --time-unit ms)",
             where=where,
         )
@@ -158,7 +158,9 @@ def read_times(column: pa.Array, rule: TimeRule, cast: Cast) -> Times:
     elif pa.types.is_null(kind):
         times = Times(pa.nulls(len(column), pa.int64()), [])
     else:
-        raise InputProblem(f"a column of type {kind} holds no times", next="name another column with --time")
+        raise InputProblem(
+            f"a column of type {kind} cannot hold times", next="name another column with --time"
+        )
     return _within_calendar(times)
 
 

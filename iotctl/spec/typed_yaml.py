@@ -143,7 +143,7 @@ class _Reader:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or _tag(key) != "str":
                 hint = "; put it in quotes" if isinstance(key, yaml.ScalarNode) else ""
-                self.fail(key, f"{_name(path)}: expected a name as key, found {_describe(key)}{hint}")
+                self.fail(key, f"{_name(path)}: expected a name as the key, found {_describe(key)}{hint}")
                 continue
             name = key.value
             if name in found:
@@ -194,7 +194,7 @@ class _PlainLoader(yaml.SafeLoader):
         self._depth += isinstance(event, yaml.CollectionStartEvent)
         self._depth -= isinstance(event, yaml.CollectionEndEvent)
         if self._depth > DEPTH_MAX:
-            what = f"nested more than {DEPTH_MAX} deep"
+            what = f"nested more than {DEPTH_MAX} levels deep"
         if what:
             raise _Refused(None, None, what, event.start_mark)
         return event

@@ -49,7 +49,7 @@ def test_refusals_exit_5_with_the_reason(spec: Path) -> None:
     """Unknown nodes, known nodes, too few nodes left, groups without quorum."""
     for words, reason in (
         (("remove-node", "node9"), "not in the cluster"),
-        (("add-node", "node1"), "in the cluster already"),
+        (("add-node", "node1"), "already in the cluster"),
         (("remove-node", "node1", "node2", "node3"), "fewer than the 3 replicas"),
     ):
         done = iotctl(spec, "plan", *words, cluster=FakeCluster())
@@ -214,7 +214,7 @@ def test_a_node_that_is_listed_instead_of_another_takes_its_place(spec: Path) ->
     assert "iotctl apply p.yaml --allow-remove" in done.err and not cluster.begun
     alone = iotctl(spec, "apply", "--dry-run", "-o", "json", cluster=cluster)
     assert [(s["kind"], s["node"]) for s in json.loads(alone.out)["steps"]] == [("add", "node6")]
-    assert "left alone without --allow-remove: node3" in alone.err
+    assert "kept because --allow-remove is not given: node3" in alone.err
 
 
 def test_the_check_of_apply_uses_all_options_of_the_step(spec: Path) -> None:
@@ -261,7 +261,7 @@ def test_differences_that_no_plan_resolves_are_named(spec: Path) -> None:
         ("node4", "weight", "1", "2"),
     ]
     done = iotctl(spec, "apply", "--yes", cluster=FakeCluster())
-    assert done.code == 0 and "node4: weight stays 1, cluster.yaml says 2" in done.err
+    assert done.code == 0 and "node4: weight stays 1, but cluster.yaml says 2" in done.err
 
 
 def test_a_plan_that_violates_zones_is_refused(spec: Path) -> None:

@@ -404,7 +404,7 @@ def test_an_upper_case_name_is_reported_as_lower_case(place: Path) -> None:
     (place / "a.csv").write_text("time,v\n1,2\n")
     named = ("--storage-group", "Root.A", "--table", "M")
     done = iotctl(place, "data", "import", "a.csv", *named, cluster=FakeCluster())
-    assert done.code == 0 and "names are lower case: root.a.m" in done.err
+    assert done.code == 0 and "names are stored in lower case: root.a.m" in done.err
 
 
 def test_series_that_collapse_without_a_tag_are_refused(place: Path) -> None:

@@ -225,7 +225,7 @@ def test_local_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert f"export IOTCTL_CLUSTER={tmp_path}/iotctl-local/cluster.yaml" in up.out
     assert up.out.count("\n  iotctl ") == 3
     again = iotctl(tmp_path, "local", "up", "--nodes", "9", "-o", "json", cluster=cluster)
-    assert "every agent is running already" in again.err
+    assert "every agent is already running" in again.err
     assert len(json.loads(again.out)["nodes"]) == 5, "an existing fleet keeps its size"
     assert (tmp_path / "iotctl-local" / MARKER).is_file()
     asked = iotctl(tmp_path, "local", "down", "--dry-run", "-o", "json")

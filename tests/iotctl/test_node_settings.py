@@ -87,7 +87,7 @@ def test_a_node_keeps_its_address(tmp_path: Path) -> None:
     first = node_settings(source(tmp_path, "a", "b", "c"), {"a": "", "b": "", "c": ""})
     with pytest.raises(RefusedProblem) as caught:
         node_settings(source(tmp_path, "x", "a", "b", "c"), {**first, "x": ""})
-    assert "a has the address 10.0.0.1:9003, cluster.yaml says 10.0.0.2:9003" in caught.value.what
+    assert "a has the address 10.0.0.1:9003, but cluster.yaml says 10.0.0.2:9003" in caught.value.what
     assert caught.value.next.endswith("iotctl cluster replace-node a NEW")
 
 

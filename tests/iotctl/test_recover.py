@@ -136,7 +136,7 @@ def test_a_group_without_survivors_is_listed_as_gone(spec: Path) -> None:
         done = iotctl(spec, "cluster", *words, "-o", "json", cluster=_wide_meta(cluster))
         found = json.loads(done.out)
         assert done.code == Exit.REFUSED and [g["group"] for g in found["gone"]] == ["node3.1"], done.err
-        assert found["gone"][0]["slots"] and found["next"] == "start node3 or node4 or node5"
+        assert found["gone"][0]["slots"] and found["next"] == "start the agent of node3 or node4 or node5"
     assert not cluster.given_up
 
 
@@ -183,14 +183,21 @@ def test_every_other_member_must_report_its_log(spec: Path) -> None:
     """A member that is down but not named may have the newest entries; a damaged member cannot report its
     log."""
     eight = Losing(down={"node2", "node3", "node4"}, names=[f"node{i}" for i in range(1, 9)])
-    refused(spec, _wide_meta(eight), "node2", "node3", text="start node4")
+    refused(spec, _wide_meta(eight), "node2", "node3", text="start the agent of node4")
     refused(spec, Losing(damaged="node1"), "node2", "node3", text="entries 3 to 9")
 
 
 def test_without_a_meta_majority_its_voters_are_named(spec: Path) -> None:
     cluster = Losing(down={"node1", "node2", "node3"})
     refused(spec, cluster, "node2", "node3", text="meta group has lost its majority", code=Exit.UNREACHABLE)
-    refused(spec, cluster, "node2", "node3", text="start node1 or node2 or node3", code=Exit.UNREACHABLE)
+    refused(
+        spec,
+        cluster,
+        "node2",
+        "node3",
+        text="start the agent of node1 or node2 or node3",
+        code=Exit.UNREACHABLE,
+    )
 
 
 def test_an_open_change_must_end_first(spec: Path) -> None:

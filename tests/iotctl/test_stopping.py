@@ -115,8 +115,8 @@ def test_a_node_that_is_down_counts_against_its_groups(spec: Path) -> None:
     [
         (Lagging(), "entries behind"),
         (Recovering(), "recovering"),
-        (Unheard(), "not heard by node1"),
-        (NeverHeard(), "not heard by node1"),
+        (Unheard(), "not been heard by node1"),
+        (NeverHeard(), "not been heard by node1"),
     ],
 )
 def test_a_voter_that_has_not_caught_up_does_not_count(spec: Path, cluster: FakeCluster, why: str) -> None:
