@@ -61,7 +61,7 @@ def await_level(
     """Wait until every node that answers has applied that the cluster is at `level`.
 
     Raises:
-        Partly: some nodes have not within `WAIT_S`.
+        Partly: some nodes have not applied it within `WAIT_S`.
     """
     deadline = clock() + WAIT_S
     while behind := _behind(cluster, level):

@@ -198,5 +198,5 @@ def _machine() -> str:
 def busy(error: Busy, now_ms: int) -> BusyProblem:
     """A refusal with the age of the lock or operation in the way."""
     since = error.details.get("started_ms")
-    age = f"for {span_text((now_ms - since) / 1000)}" if isinstance(since, int) else ""
+    age = f"it started {span_text((now_ms - since) / 1000)} ago" if isinstance(since, int) else ""
     return BusyProblem(f"{error.what}; nothing was changed", why=age, next=error.next_step)

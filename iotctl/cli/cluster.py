@@ -218,10 +218,10 @@ def _drain(session: Session, name: str, draining: bool, dry_run: bool) -> None:
 
     taken_over = draining and name in left_draining(session.cluster)
     if dry_run:
-        stays = [f"keep {name} draining, as a killed restart left it"] if taken_over else []
+        stays = [f"keep {name} draining, as an interrupted restart left it"] if taken_over else []
         return session.output.would(*stays, *would_drain(session.cluster, name, draining))
     if taken_over:
-        # A killed roll left it draining. Now an operator drains it, so that no roll ends the drain.
+        # An interrupted restart left it draining. Now an operator drains it, so no restart ends the drain.
         set_draining(session.cluster, name, False, session.operator, lock=session.check_lock())
     found = set_draining(
         session.cluster,

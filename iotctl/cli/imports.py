@@ -117,7 +117,7 @@ def import_(
     options: ImportOptions,
     dry_run: DryRun = False,
 ) -> None:
-    """Import a file. Columns that are neither the time nor tags become fields.
+    """Import a file; columns that are neither the time nor tags become fields.
 
     Creates the table if it is missing.
 

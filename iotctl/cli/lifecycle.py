@@ -234,14 +234,14 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
     if source.is_local:
         raise UsageProblem("a local fleet has no machines to clear", next="iotctl local destroy")
     with open_machines(session) as machines:
-        doomed = destroying.survey(source, machines)
-        shown = _targets_table(doomed)
+        targets = destroying.survey(source, machines)
+        shown = _targets_table(targets)
         if dry_run:
-            session.output.emit("cluster-destroy-plan", {"nodes": doomed}, lambda: [shown])
-            return Exit.UNREACHABLE if any(d.error for d in doomed) else Exit.DONE
-        if any(d.there or d.error for d in doomed):
+            session.output.emit("cluster-destroy-plan", {"nodes": targets}, lambda: [shown])
+            return Exit.UNREACHABLE if any(d.error for d in targets) else Exit.DONE
+        if any(d.there or d.error for d in targets):
             session.output.note(shown.render(wide=False))
-            question = f"delete all data of {source.name} on {sum(d.there for d in doomed)} machines"
+            question = f"delete all data of {source.name} on {sum(d.there for d in targets)} machines"
             session.confirm_name(question, name=source.name, given=confirm)
         session.on_interrupt = lambda: (
             "some machines may still hold data",
@@ -249,7 +249,7 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
         )
         with session.locked(f"cluster destroy {source.name}"):
             pass  # a destroyed cluster cannot release the lock: it is enough that the lock was free
-        done = destroying.destroy(source, machines, doomed)
+        done = destroying.destroy(source, machines, targets)
     said = f"destroyed {', '.join(done.destroyed)}" if done.destroyed else "found no data to delete"
     session.output.emit("cluster-destroy", done, lambda: [said])
     for node, left in done.left.items():
@@ -260,13 +260,13 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
     return Exit.DONE
 
 
-def _targets_table(doomed: list[DestroyTarget]) -> Table:
+def _targets_table(targets: list[DestroyTarget]) -> Table:
     from iotctl.output.table import Table
 
     def what(one: DestroyTarget) -> str:
         return one.error or (one.data_dir if one.there else "no data")
 
-    rows = [(d.node, d.host, what(d), "yes" if d.running else "-") for d in doomed]
+    rows = [(d.node, d.host, what(d), "yes" if d.running else "-") for d in targets]
     return Table(("node", "host", "deleted", "runs"), rows)
 
 

@@ -85,7 +85,7 @@ def roll(
 
 
 def undrain_leftovers(session: Session, what: str) -> RestartReport:
-    """Restart no agent, but undrain the nodes that a killed roll left draining.
+    """Restart no agent, but undrain the nodes that an interrupted restart left draining.
 
     Does nothing if the cluster does not answer or another program holds its lock.
     """

@@ -36,7 +36,7 @@ def repeated(session: Session, show: Callable[[], int], watch: bool) -> int:
 
 
 def after(shown: Sequence[str], lines: Sequence[str]) -> Sequence[str]:
-    """The lines that a log got since its last lines were `shown`.
+    """The lines that were added to a log after the lines in `shown`.
 
     >>> after(["a", "b", "c"], ["b", "c", "d"])
     ['d']

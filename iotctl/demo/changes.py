@@ -51,7 +51,7 @@ class DemoChanges:
         self._spark = spark
 
     def add(self, node: str) -> None:
-        """Plan and add a node; Spark orders the copies and verifies every row while another node dies."""
+        """Plan and add a node; Spark requests the copies and verifies every row while another node dies."""
         plan = self._plan(lambda known: make_add(known, [node], None))
         began = time.monotonic()
         self._log.say(
@@ -114,7 +114,7 @@ class DemoChanges:
     def _migrate(self, operation: str) -> None:
         from iotctl.pipeline.migrate import run
 
-        self._log.say("Spark orders the copies and compares every row of previous and new holders")
+        self._log.say("Spark requests the copies and compares every row of previous and new holders")
         spec = self._fleet.spec()
         for _ in range(MIGRATE_TRIES):
             report = run(

@@ -35,5 +35,5 @@ def each(
             done(count)
         return found
     finally:
-        # After an error or Ctrl-C, waiting items do not begin, and running items end with their connection.
+        # After an error or Ctrl-C, waiting items do not start, and running items end with their connection.
         pool.shutdown(wait=False, cancel_futures=True)

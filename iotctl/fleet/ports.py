@@ -71,7 +71,7 @@ def _locked(path: Path) -> Iterator[BinaryIO | None]:
 
 
 def _read(file: BinaryIO | None) -> dict[int, str]:
-    """By port, the directory it is assigned to, without invalid lines and deleted directories."""
+    """The directory that each port is assigned to, without invalid lines and deleted directories."""
     if file is None:
         return {}
     file.seek(0)

@@ -43,10 +43,10 @@ def survey(source: ClusterSource, machines: Machines) -> list[DestroyTarget]:
     answers = machines.each(nodes, lambda node, host: look(source, node, host))
     heard = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
     check_ours(source, {n: found.text(CONFIG) for n, found in heard.items()})
-    return [_doomed(source, node, answers[node.name]) for node in nodes]
+    return [_target(source, node, answers[node.name]) for node in nodes]
 
 
-def _doomed(source: ClusterSource, node: NodeEntry, found: Found | Unreachable) -> DestroyTarget:
+def _target(source: ClusterSource, node: NodeEntry, found: Found | Unreachable) -> DestroyTarget:
     home = source.data_dir_of(node)
     if isinstance(found, Unreachable):
         return DestroyTarget(node.name, node.host, home, there=False, running=False, error=found.what)
@@ -54,15 +54,15 @@ def _doomed(source: ClusterSource, node: NodeEntry, found: Found | Unreachable) 
     return DestroyTarget(node.name, node.host, home, there=there, running=bool(found.running), error="")
 
 
-def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[DestroyTarget]) -> Destroyed:
-    """Stop every agent first, so that none reports the others as failed; then delete. May be repeated.
+def destroy(source: ClusterSource, machines: Machines, targets: Sequence[DestroyTarget]) -> Destroyed:
+    """Stop every agent first, so that none reports the others as failed; then delete. Can be repeated.
 
     Raises:
         Partly: a machine failed, or did not answer the survey; the others are destroyed.
     """
-    names = {d.node for d in doomed if d.there}
+    names = {d.node for d in targets if d.there}
     nodes = [n for n in source.file.nodes if n.name in names]
-    errors = [f"{d.node}: {d.error}" for d in doomed if d.error]
+    errors = [f"{d.node}: {d.error}" for d in targets if d.error]
 
     def end(node: NodeEntry, host: Host) -> None:
         found = look(source, node, host)

@@ -16,7 +16,7 @@ UNIT_BYTES = 8 * 1024 * 1024
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One holder. With `operation`, its sealed slots of that change; `trusted`: it has the original."""
+    """One holder. If `operation` is set, only the slots that it sealed; `trusted`: it has the original."""
 
     node: NodeId
     group: GroupId

@@ -53,7 +53,7 @@ READS = Traits(reads=True, looks=True)
 """The command reads the cluster and prints."""
 
 WORKS = Traits(reads=True)
-"""The command changes nothing in the cluster, but writes a file or takes long."""
+"""The command changes nothing in the cluster, but writes a file or takes a long time."""
 
 
 def step(traits: Traits) -> Callable[[Function], Function]:

@@ -41,7 +41,7 @@ def find_identity(
 ) -> Path | None:
     """The directory with the operator's certificate; None if there is none.
 
-    An option wins over the environment, and the environment over the file: a CI's secret (PEM text in
+    An option takes precedence over the environment, and that over the file: a CI secret (PEM text in
     IOTCTL_CERT) is used even if the file names an `identity`. A local fleet has its own certificate.
     """
     if explicit:
