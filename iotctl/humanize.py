@@ -1,4 +1,4 @@
-"""Numbers in the format that people read; JSON does not use them."""
+"""Human-readable numbers; JSON output does not use them."""
 
 from datetime import UTC, datetime
 

@@ -23,15 +23,15 @@ def spec_plan(
         Unreachable: no agent returned the partition table.
     """
     facts, view = plan_facts(cluster, source)
-    comes = [n for n in source.node_names if n not in view.ring]
-    goes = [n for n in view.ring if n not in source.node_names]
-    plan = make_spec(facts, comes, goes if allow_remove else (), accept_layout=accept_layout)
+    added = [n for n in source.node_names if n not in view.ring]
+    removed = [n for n in view.ring if n not in source.node_names]
+    plan = make_spec(facts, added, removed if allow_remove else (), accept_layout=accept_layout)
     differ = tuple(differences(source, view))
-    return msgspec.structs.replace(plan, from_spec=True, differences=differ), [] if allow_remove else goes
+    return msgspec.structs.replace(plan, from_spec=True, differences=differ), [] if allow_remove else removed
 
 
 def differences(source: ClusterSource, view: MetaView) -> Iterator[Difference]:
-    """Settings fixed when a cluster or node was created that differ from cluster.yaml."""
+    """Settings that differ from cluster.yaml but were fixed when the cluster or the node was created."""
     wanted, section = source.settings(), ClusterSection.__struct_fields__
     for key in wanted.__struct_fields__:
         present, listed = getattr(view.settings, key), getattr(wanted, key)

@@ -74,7 +74,7 @@ def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Re
             )
 
 
-def check_newcomers(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Iterator[Refusal]:
+def check_new_nodes(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Iterator[Refusal]:
     for node in nodes:
         if not facts.node(node).live:
             yield Refusal("unreachable", node, f"node {node} does not answer", f"start the agent of {node}")

@@ -13,7 +13,7 @@ from iotctl.plan.check import (
     check_add,
     check_disks,
     check_layout,
-    check_newcomers,
+    check_new_nodes,
     check_quorums,
     check_remove,
     check_replace,
@@ -71,7 +71,7 @@ def make_add(
         changes = _adding(facts, nodes, after)
     except Refused as error:
         return _plan(ADD, facts, (), (Refusal("no_place", after or "", error.what, error.next_step),))
-    return _plan(ADD, facts, changes, tuple(check_newcomers(facts, nodes)), accept_layout=accept_layout)
+    return _plan(ADD, facts, changes, tuple(check_new_nodes(facts, nodes)), accept_layout=accept_layout)
 
 
 def make_remove(facts: ClusterFacts, nodes: Sequence[NodeId], *, accept_layout: bool = False) -> Plan:
@@ -95,12 +95,12 @@ def make_replace(facts: ClusterFacts, old: NodeId, new: NodeId, *, accept_layout
     if new == old:
         return _plan(REPLACE, facts, _out_and_in(facts, old), (), accept_layout=accept_layout)
     change = plan_replace(facts.table, old, new, facts.replicas)
-    newcomers = tuple(check_newcomers(facts, [new]))
-    return _plan(REPLACE, facts, (change,), newcomers, accept_layout=accept_layout)
+    unreachable = tuple(check_new_nodes(facts, [new]))
+    return _plan(REPLACE, facts, (change,), unreachable, accept_layout=accept_layout)
 
 
 def make_spec(
-    facts: ClusterFacts, comes: Sequence[NodeId], goes: Sequence[NodeId], *, accept_layout: bool = False
+    facts: ClusterFacts, added: Sequence[NodeId], removed: Sequence[NodeId], *, accept_layout: bool = False
 ) -> Plan:
     """One plan from the cluster's nodes to those that cluster.yaml lists.
 
@@ -109,15 +109,15 @@ def make_spec(
     after that; no slot moves twice.
     """
     refusals = (
-        *(check_add(facts, comes, None) if comes else ()),
-        *(check_remove(facts, goes, added=len(comes)) if goes else ()),
+        *(check_add(facts, added, None) if added else ()),
+        *(check_remove(facts, removed, added=len(added)) if removed else ()),
     )
     if refusals:
-        return _plan(_spec_kind(comes, {}, goes), facts, (), refusals)
-    newcomers = tuple(check_newcomers(facts, comes))
+        return _plan(_spec_kind(added, {}, removed), facts, (), refusals)
+    unreachable = tuple(check_new_nodes(facts, added))
     plans = []
-    for pairs in (_successors(facts, comes, goes), {}):
-        adds, removes = [n for n in comes if n not in pairs.values()], [n for n in goes if n not in pairs]
+    for pairs in (_successors(facts, added, removed), {}):
+        adds, removes = [n for n in added if n not in pairs.values()], [n for n in removed if n not in pairs]
         heirs = {old: facts.zones[new] for old, new in pairs.items() if new in facts.zones}
         changes = plan_members(
             facts.table,
@@ -128,26 +128,28 @@ def make_spec(
             slot_bytes=facts.slot_bytes or None,
             places=_places(facts, adds, removes, heirs),
         )
-        kind = _spec_kind(comes, pairs, goes)
-        plans.append(_plan(kind, facts, changes, newcomers, accept_layout=accept_layout))
+        kind = _spec_kind(added, pairs, removed)
+        plans.append(_plan(kind, facts, changes, unreachable, accept_layout=accept_layout))
         if not any(r.code in LAYOUT_NEXT for r in plans[-1].refusals):
             return plans[-1]
     return plans[0]
 
 
-def _spec_kind(comes: Sequence[NodeId], pairs: Mapping[NodeId, NodeId], goes: Sequence[NodeId]) -> str:
-    kinds = [ADD] * (len(comes) > len(pairs)) + [REPLACE] * bool(pairs) + [REMOVE] * (len(goes) > len(pairs))
+def _spec_kind(added: Sequence[NodeId], pairs: Mapping[NodeId, NodeId], removed: Sequence[NodeId]) -> str:
+    kinds = (
+        [ADD] * (len(added) > len(pairs)) + [REPLACE] * bool(pairs) + [REMOVE] * (len(removed) > len(pairs))
+    )
     return kinds[0] if len(kinds) == 1 else SPEC if kinds else NONE
 
 
 def _places(
     facts: ClusterFacts,
-    newcomers: Sequence[NodeId],
+    new_nodes: Sequence[NodeId],
     leavers: Sequence[NodeId] = (),
     heirs: Mapping[NodeId, str] | None = None,
 ) -> Places:
     """`heirs`: by leaving node, the zone of the node that replaces it."""
-    weights = {n: facts.weights.get(n, 1.0) for n in newcomers}
+    weights = {n: facts.weights.get(n, 1.0) for n in new_nodes}
     zones = {**facts.zones, **(heirs or {})}
     return places_apart(zones, weights, facts.table.ring, leavers, facts.replicas)
 
@@ -160,14 +162,16 @@ def _adding(facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None) 
     )
 
 
-def _successors(facts: ClusterFacts, comes: Sequence[NodeId], goes: Sequence[NodeId]) -> dict[NodeId, NodeId]:
+def _successors(
+    facts: ClusterFacts, added: Sequence[NodeId], removed: Sequence[NodeId]
+) -> dict[NodeId, NodeId]:
     """Leaving node -> the new node that replaces it: of the same weight, with the least zone overlap."""
     ring, found = facts.table.ring, dict[NodeId, NodeId]()
-    for old in goes:
+    for old in removed:
         place = ring.nodes[ring.index(old)]
         rings = [
             (new, ring.removing(old).adding(RingNode(new, place.position, place.weight)))
-            for new in comes
+            for new in added
             if new not in found.values() and facts.weights.get(new, 1.0) == place.weight
         ]
         if rings:

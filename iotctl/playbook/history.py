@@ -26,8 +26,8 @@ class History:
     def outcomes(self) -> dict[str, Entry]:
         """Outcomes that still count, by step; failures that the run continued after are among them.
 
-        A step that only reads runs again. Except: a step whose result no later step uses, if a later step
-        began. A cluster that was healthy before a node was stopped is not healthy while this node is down.
+        A step that only reads runs again, unless no later step uses its result and a later step has started:
+        a cluster that was healthy before a node was stopped is not healthy while this node is down.
         A file that a step wrote (`out`) may be on another machine, or be stale.
         """
         uses = dict(zip(self._playbook.ids, self._playbook.file.steps, strict=True))
@@ -48,7 +48,7 @@ class History:
         }
 
     def begun(self) -> set[str]:
-        """Ids of the steps that began."""
+        """Ids of the steps that were started."""
         return {e.step for e in self._journal.entries() if e.event == "intent"}
 
     def is_same(self, i: int, step: StepEntry, earlier: Entry, digest: str) -> bool:
