@@ -241,7 +241,7 @@ def _begin(
 
 
 def _check_idle(cluster: Cluster) -> None:
-    """Raise `BusyProblem` if another change is open, before a new node is started in vain."""
+    """Raise `BusyProblem` if another change is open, before an unneeded node is started."""
     for operation in open_operations(cluster.meta(strong=True)):
         waits = blocked_on(operation)
         raise BusyProblem(

@@ -87,7 +87,7 @@ class ImportOptions:
             "--on-duplicate",
             metavar="stop|last",
             parser=one_of("stop", "last"),
-            help="Stop at rows with the same time and tags but other values, or use the last of them.",
+            help="Stop at rows with the same time and tags but different values, or use the last of them.",
         ),
     ] = "stop"
 

@@ -244,7 +244,7 @@ class Session:
         if given is None:
             raise RefusedProblem(
                 f"not confirmed: {question}",
-                why="this cannot be undone and --yes does not answer it",
+                why="this cannot be undone, so --yes is not enough",
                 next=f"repeat with --confirm {name}",
             )
         if given != name:

@@ -95,7 +95,7 @@ def _check(job: Import, survey: Survey) -> DuplicateRows:
             following = f"name the columns that identify a series with --tag; or {following}"
         raise InputProblem(
             f"{sharing.differ} rows have the same time{' and tags' if job.tags else ''} as another row"
-            " but other values",
+            " but different values",
             why=f"they would overwrite each other, such as {sharing.example}",
             next=f"nothing was written; {following}",
             where=str(request.file),

@@ -413,7 +413,7 @@ def test_series_that_collapse_without_a_tag_are_refused(place: Path) -> None:
     for words in ((), ("--dry-run",)):
         done, cluster = csv(place, text, *words)
         found = failure(done)
-        assert found["what"] == "2 rows have the same time as another row but other values"
+        assert found["what"] == "2 rows have the same time as another row but different values"
         assert "--tag" in found["next"] and "--on-duplicate last" in found["next"] and not cluster.written
     done, cluster = csv(place, text, "--on-duplicate", "last")
     assert done.code == 0 and json.loads(done.out)["series"] == 1
