@@ -13,7 +13,7 @@ from nodeagent.model.operation import NEXT, Operation, Stage
 _STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.RECONFIGURING, Stage.COPYING, Stage.CLEANUP)
 
 POINTS = tuple(
-    point for stage in _STAGES for point in (f"after:{stage.name}", f"before:{NEXT[stage][0].value}")
+    point for stage in _STAGES for point in (f"after:{stage.name}", f"before:{NEXT[stage][0].name}")
 )
 """In the order in which an operation passes them. Before PLANNED and after DONE there is nothing to hold."""
 
@@ -36,5 +36,5 @@ def is_kept_back(op: Operation, report: meta.Command, points: Collection[str]) -
     """Whether this progress report would take the operation past a failpoint."""
     leaving = _LEAVING.get(op.stage)
     return (
-        leaving is not None and isinstance(report, leaving) and f"before:{NEXT[op.stage][0].value}" in points
+        leaving is not None and isinstance(report, leaving) and f"before:{NEXT[op.stage][0].name}" in points
     )
