@@ -1,8 +1,6 @@
-"""A cluster in memory: groups with slots and sessions, slot migration; nodes that lose, delay and hang.
-
-The state of a group is one value, as consensus would keep it; only nodes and messages are faulty. The
-sessions are those of `nodeagent.data`, so that the real rule recognises duplicates.
-"""
+"""A cluster in memory with groups, slots, sessions and slot migration, whose nodes lose and delay messages
+and hang. The state of a group is one value, as with consensus; only nodes and messages fail. The sessions are
+those of `nodeagent.data`, so that the real rule recognises duplicates."""
 
 import asyncio
 import contextlib
@@ -102,7 +100,7 @@ class Group:
     rows: list[Applied] = field(default_factory=list)
     tombstones: list[Tombstone] = field(default_factory=list)
     handovers: dict[int, PendingSlots] = field(default_factory=dict)
-    """slot -> the holder of its older rows"""
+    """Slot -> the holder of its older rows."""
 
     @property
     def name(self) -> str:
@@ -114,7 +112,7 @@ class Group:
 
 
 def _is_strong(request: Request) -> bool:
-    """Of a group: any member answers, once its state is new enough."""
+    """Whether the group answers as for a strong read: any member answers once its state is new enough."""
     if isinstance(request, ScanRows):
         return request.read == "strong" and not request.operation
     return isinstance(request, ProbeGroup)

@@ -1,4 +1,4 @@
-"""The event loop in a thread, and the callers that wait for it."""
+"""The event loop in a thread, and the callers that wait for its results."""
 
 import asyncio
 import threading
@@ -12,8 +12,8 @@ from nodeagent.model.errors import OutcomeUnknown, Unavailable
 
 
 def test_closing_the_client_ends_a_waiting_call_in_another_thread() -> None:
-    """A pool worker survives a Ctrl-C during its start, and the process waits for it before it exits. A
-    worker that waited without end for a stopped loop kept the command from ending."""
+    """A pool worker survives a Ctrl-C during its start, and the process waits for the worker before it exits.
+    A worker that waited indefinitely for a stopped loop would prevent the exit."""
     loop, begun, said = LoopThread(), threading.Event(), list[str]()
 
     async def answer() -> None:
@@ -23,7 +23,7 @@ def test_closing_the_client_ends_a_waiting_call_in_another_thread() -> None:
     def wait() -> None:
         try:
             loop.run(answer())
-        except OutcomeUnknown as error:  # it may have been sent
+        except OutcomeUnknown as error:  # the request may have been sent
             said.append(error.what)
 
     thread = threading.Thread(target=wait, daemon=True)

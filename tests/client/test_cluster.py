@@ -1,4 +1,4 @@
-"""Statuses while nodes are down, changes, files."""
+"""Statuses while nodes are down, changes, and file transfer."""
 
 import asyncio
 import gc
@@ -107,7 +107,7 @@ def test_refusals_beside_an_answer_cause_no_asyncio_warning() -> None:
 @pytest.mark.parametrize("elected_s", [0.03, 3.0])
 def test_a_node_without_a_view_is_asked_again(hung: set[str], elected_s: float) -> None:
     """Without a leader, or before the cluster is formed, nodes answer at once that they have no view. This
-    state is short."""
+    lasts only briefly."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -125,7 +125,7 @@ def test_a_node_without_a_view_is_asked_again(hung: set[str], elected_s: float) 
         fake.handle = answer  # type: ignore[method-assign]  # the fault of this test
         await cluster.meta(strong=True)
         assert loop.time() < at + 1
-        assert asked < 16 + 8 * elected_s  # it does not ask without a pause
+        assert asked < 16 + 8 * elected_s  # the client pauses between requests
 
     run(scenario())
 
@@ -171,7 +171,7 @@ def test_one_node_that_accepts_this_client_is_enough() -> None:
 
 
 def test_a_node_that_comes_back_is_asked_while_another_has_no_view() -> None:
-    """A node without a view answers at once, every time: the nodes that were down are still retried."""
+    """A node without a view always answers at once; the client must still retry the nodes that were down."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -192,7 +192,7 @@ def test_a_node_that_comes_back_is_asked_while_another_has_no_view() -> None:
 
 
 def test_statuses_need_no_formed_cluster() -> None:
-    """A cluster that is not formed yet gives statuses without a wait."""
+    """Nodes of a cluster that is not formed return their statuses without delay."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -211,7 +211,7 @@ def test_statuses_need_no_formed_cluster() -> None:
 
 
 def test_nodes_that_are_down_are_not_waited_for() -> None:
-    """Unlike a node without a view, they will not answer in a moment."""
+    """Unlike a node without a view, a node that is down will not answer soon."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -256,8 +256,8 @@ def test_the_newest_table_versions_are_retained() -> None:
 
 
 def test_a_former_leader_without_a_successor_is_not_always_asked_first() -> None:
-    """Cut off or removed, it answers at once with the same old view: a client that kept asking it first would
-    wait without end for an operation to end or for new routes."""
+    """A former leader that is cut off or removed always answers at once with the same old view: a client that
+    asked it first each time would wait indefinitely for new routes or the end of an operation."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -326,7 +326,7 @@ def test_a_refusal_after_a_lost_answer_leaves_the_outcome_unknown(
 
 
 def test_a_view_of_another_cluster_is_refused() -> None:
-    """Its view neither enters the routes nor reaches the caller."""
+    """The view neither changes the routes nor reaches the caller."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -342,7 +342,7 @@ def test_a_view_of_another_cluster_is_refused() -> None:
 
 
 def test_an_abandoned_refresh_causes_no_asyncio_warning() -> None:
-    """The task that needed newer routes was cancelled, and the answer is from another cluster."""
+    """The task that needed newer routes was cancelled, and the answer came from another cluster."""
 
     async def scenario() -> list[str]:
         fake, cluster = make()
@@ -362,8 +362,8 @@ def test_an_abandoned_refresh_causes_no_asyncio_warning() -> None:
 
 
 def test_an_older_schema_never_replaces_a_newer_one() -> None:
-    """A lagging node may still send it; of the same version the later one counts, because its TTL may
-    differ."""
+    """A lagging node may still send the older schema. Of two schemas with the same version the later one
+    counts, because its TTL may differ."""
 
     async def scenario() -> None:
         _, cluster = make()
@@ -378,7 +378,7 @@ def test_an_older_schema_never_replaces_a_newer_one() -> None:
 
 
 def test_a_change_that_never_arrived_is_unknown() -> None:
-    """The request may still arrive."""
+    """The request may still arrive after the deadline."""
 
     async def scenario() -> None:
         fake, cluster = make()

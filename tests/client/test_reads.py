@@ -45,7 +45,7 @@ async def handed_over(fake: FakeCluster, cluster: Cluster, old: list[Row], new: 
 
 
 def test_a_scan_is_sorted_by_tags_and_time_with_null_first() -> None:
-    """From whatever group a row comes."""
+    """The order does not depend on the group of a row."""
 
     async def scenario() -> None:
         _, cluster = make()
@@ -60,7 +60,7 @@ def test_a_scan_is_sorted_by_tags_and_time_with_null_first() -> None:
 
 
 def test_a_scan_keeps_to_times_tags_and_fields() -> None:
-    """Times are inclusive; a narrow range asks only the groups that can have rows of it."""
+    """Times are inclusive; a narrow range asks only the groups that can have rows in it."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -96,7 +96,7 @@ def test_an_empty_time_range_has_no_rows() -> None:
 
 @pytest.mark.parametrize("read,told", [("strong", set()), ("mid", {7, 40}), ("weak", {7, 40})])
 def test_bounded_and_weak_reads_report_the_age_of_every_answer(read: str, told: set[int]) -> None:
-    """A11: in one table and in batches; rows of previous holders are sealed and have no age."""
+    """A11: this holds for one table and for batches; rows of previous holders are sealed and have no age."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -128,7 +128,7 @@ def test_bounded_and_weak_reads_report_the_age_of_every_answer(read: str, told: 
 def test_an_unknown_column_is_refused_before_a_group_is_asked(
     fields: list[str] | None, tags: dict[str, str], says: str
 ) -> None:
-    """A node could only fail on it while reading a TsFile, once per node and attempt."""
+    """A node would fail only while it reads a TsFile, once per node and attempt."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -159,7 +159,7 @@ def test_a_weak_read_needs_no_quorum_of_the_meta_group() -> None:
 
 
 def test_a_column_that_was_just_added_is_found() -> None:
-    """The client has an older schema: it fetches the schema before it refuses."""
+    """A client with an older schema fetches the schema before it refuses the column."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -173,7 +173,7 @@ def test_a_column_that_was_just_added_is_found() -> None:
 
 @pytest.mark.parametrize("page_rows", [1, 3, 7])
 def test_the_first_rows_may_all_be_in_the_last_partition(page_rows: int) -> None:
-    """Rows that sort later were read before them, but are not among the first rows."""
+    """Rows that sort later were read first, but are not among the first rows."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -367,8 +367,8 @@ def test_another_member_is_asked_if_one_never_finishes(read: str) -> None:
 
 
 def test_a_member_that_cannot_read_yet_is_abandoned_soon() -> None:
-    """It installs a snapshot, or leads without a quorum: it answers probes, but would delay the read for
-    long."""
+    """The member installs a snapshot or leads without a quorum: it answers probes, but would delay the read
+    for long."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -421,7 +421,7 @@ def test_a_page_that_arrives_during_a_probe_is_accepted() -> None:
 
 
 def test_a_read_fails_if_a_page_never_finishes() -> None:
-    """Also if other pages were answered in between."""
+    """The read fails even if other pages were answered in between."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -437,7 +437,7 @@ def test_a_read_fails_if_a_page_never_finishes() -> None:
 
 @pytest.mark.parametrize("shift", [-1, +1])
 def test_slots_answered_by_another_table_version_are_requested_again(shift: int) -> None:
-    """A node with an older or newer table version than ours may serve other slots than we assume."""
+    """A node with another table version may serve other slots than the client assumes."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -537,9 +537,9 @@ def test_a_strong_scan_misses_nothing_while_slots_move() -> None:
     assert sum(run(scan_under_moves(seed)) for seed in range(8)) > 60
 
 
-@pytest.mark.parametrize("stage", ["settled", "inexact", "handover", "adopted"])
+@pytest.mark.parametrize("stage", ["settled", "inexact", "migrating", "adopted"])
 def test_count_is_exact(stage: str) -> None:
-    """Also if a group knows only a bound, and if the previous holder still has rows."""
+    """The count is exact even if a group knows only a bound, and if the previous holder still has rows."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -574,8 +574,8 @@ def test_count_is_exact(stage: str) -> None:
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_delete_reaches_slots_sealed_after_the_routes_were_read(opened: bool) -> None:
-    """A group lists what it serves. Neither routes from before the change nor the table version, which
-    changes later, show that the group serves fewer slots now."""
+    """A group lists the slots that it serves. Neither routes from before the change nor the table version,
+    which changes later, show that the group now serves fewer slots."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -615,7 +615,7 @@ def test_an_empty_table_counts_zero() -> None:
 
 
 def test_a_bounded_query_asks_only_slots_that_can_contain_its_rows() -> None:
-    """One shard if all tags are given, else all shards; all slots for an open range."""
+    """With all tags given it asks one shard, else all shards; with an open time range it asks all slots."""
     narrow = ScanSpec(SCHEMA, None, 0, 1999)
     expected = {slot_of(SG, p, s, SETTINGS) for p in (0, 1) for s in (0, 1)}
 

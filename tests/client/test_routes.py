@@ -42,7 +42,7 @@ def test_the_next_group_of_a_slot_is_the_target_of_an_open_operation() -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_live_group_comes_before_a_dissolving_group_of_its_owner(first: bool) -> None:
-    """A node that left and came back owns both for a while; only one of them accepts writes."""
+    """A node that left and rejoined owns both groups for a while; only one of them accepts writes."""
     fake = FakeCluster()
     living = fake.groups["node1.1"].record
     gone = msgspec.structs.replace(living, group="node1.0", dissolving=True)
@@ -54,7 +54,7 @@ def test_a_live_group_comes_before_a_dissolving_group_of_its_owner(first: bool) 
 
 
 def test_slots_are_in_transition_until_their_target_group_serves_them() -> None:
-    """Also the slots that a cancelled operation moves back, although their group had opened them."""
+    """This includes slots that a cancelled operation moves back, although their group had opened them."""
     fake = FakeCluster()
     operation = fake.plan({0, 1}, "node1.1", "node2.1")
     assert in_transition(fake.views[-1]) == ((0, 2),)
@@ -112,7 +112,7 @@ def test_backoff_grows_to_its_bound() -> None:
 
 
 def test_acknowledged_through_is_the_highest_sequence_below_which_all_have_ended() -> None:
-    """In whatever order writes end, an open write is never reported as acknowledged through."""
+    """Whatever the order in which writes end, an open write is never reported as acknowledged through."""
     for seed in range(20):
         rng = random.Random(seed)
         slot = _Slot()
@@ -125,7 +125,7 @@ def test_acknowledged_through_is_the_highest_sequence_below_which_all_have_ended
 
 
 def test_a_spec_is_picklable_and_hides_its_key() -> None:
-    """Spark sends it to its tasks, and its text never shows the key."""
+    """Spark sends the spec to its tasks, and its text never shows the key."""
     spec = ClusterSpec((Endpoint("", "h", 1), Endpoint("n", "h", 2)), Identity("c", "secret", "a"), 3.0)
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert [e.target for e in spec.endpoints] == ["h:1", "n"]

@@ -99,7 +99,7 @@ async def write_under_faults(seed: int) -> tuple[int, int, int]:
 
 
 def test_a_new_ttl_is_visible_at_once() -> None:
-    """A TTL gives the table no new version, yet the client must not return the old TTL."""
+    """A new TTL does not change the table version, yet the client must not return the old TTL."""
 
     async def body() -> None:
         _, cluster = make()
@@ -121,7 +121,7 @@ def test_no_write_is_lost_or_doubled_under_faults() -> None:
     assert done > 1200 and moves > 100, (done, unknown, moves)
 
 
-def test_a_write_keeps_its_number_in_the_new_group() -> None:
+def test_a_retried_write_keeps_its_number_in_the_new_group() -> None:
     """The answer is lost, the slot moves, the write is retried: the new group recognises it."""
 
     async def scenario() -> None:
@@ -151,7 +151,7 @@ def test_a_write_keeps_its_number_in_the_new_group() -> None:
 
 
 def test_an_expired_session_is_renewed_if_no_attempt_can_have_taken_effect() -> None:
-    """No attempt can have taken effect, so a new session is safe."""
+    """The write was never applied, so a new session cannot duplicate it."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -165,8 +165,8 @@ def test_an_expired_session_is_renewed_if_no_attempt_can_have_taken_effect() -> 
 
 
 def test_a_session_can_be_dropped_twice_if_its_successor_failed_to_open() -> None:
-    """Two writes learn that the group has no such session; in between, opening its successor failed. The
-    second write must continue by its own rules: an error here would claim that it did not take effect."""
+    """Two writes learn that the group has no such session; in between, its successor failed to open. The
+    second write must continue by its own rules: an error here would claim that it had no effect."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -231,7 +231,7 @@ def test_an_unknown_error_code_leaves_the_write_unknown() -> None:
 
 
 def test_a_sealed_slot_is_waited_for() -> None:
-    """Between seal and open a write waits; it is neither refused nor sent to the old group without end."""
+    """Between seal and open a write waits: it is neither refused nor repeatedly sent to the old group."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -275,7 +275,7 @@ def test_a_session_of_the_target_group_is_opened_before_the_slot_opens() -> None
 
 
 def test_a_write_follows_the_previous_group_s_hint() -> None:
-    """Also while no node that is asked has the newest view."""
+    """The write follows the hint even while no requested node has the newest view."""
 
     async def scenario() -> None:
         fake, cluster = make()
@@ -292,7 +292,8 @@ def test_a_write_follows_the_previous_group_s_hint() -> None:
 
 
 def test_a_write_waits_until_the_client_knows_the_target_group() -> None:
-    """A node names the slot's next group owner before every node has the view with its group."""
+    """A node may name the next group owner of the slot before every node has the view that contains its
+    group."""
 
     async def scenario() -> None:
         fake, cluster = make()

@@ -98,7 +98,7 @@ def merged(job: CompactFiles) -> FileMeta | None:
 
 
 class Member:
-    """A state, how far it is in the log, and the jobs it has begun."""
+    """A state, the index up to which it has applied the log, and its running jobs."""
 
     def __init__(self, log: list[Entry]) -> None:
         self.log = log
@@ -108,7 +108,7 @@ class Member:
         self.jobs: list[Job] = []
         self.compacted = 0
         self.copied = 0
-        """Files of other members that ended several compactions at once."""
+        """Files of other members that completed several compactions at once."""
 
     def save(self) -> tuple[bytes, int]:
         self.saved = encode_checkpoint(self.state.checkpoint()), self.state.base()
@@ -160,8 +160,8 @@ class Member:
         self.gather()
 
     def copy(self, which: int, others: "list[Member]") -> None:
-        """Fail a compaction for damage: another member's file replaces it, if a member has an outcome of
-        it."""
+        """Fail a compaction because of damage; a file of another member replaces its output if a member has
+        one."""
         job = self.jobs[which]
         outcomes = self.state.turns.outcomes(job) if isinstance(job, CompactFiles) else []
         held = {f.name: f for m in others for f in m.files}
@@ -265,8 +265,8 @@ class Cluster:
                 pass  # no file to merge, or no sealed slot
 
     def park(self, rng: random.Random) -> None:
-        """Park a close or compaction that failed at the present or a former leader; others may have made
-        it."""
+        """Park a close or compaction that failed at the present or a former leader; other members may have
+        completed it."""
         state = self.leader.state
         specs = [u.spec for pending in state.closes.pending for u in pending.units]
         specs += [m.job.unit.spec for m in state.compactions.active if m.job is not None]
@@ -312,7 +312,8 @@ class Cluster:
 
 @pytest.mark.parametrize("seed", range(120))
 def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
-    """Random logs; jobs end late and in any order, members restart from old checkpoints and install."""
+    """The logs are random; jobs end late and in any order; members restart from old checkpoints and install
+    snapshots."""
     cluster = Cluster(seed)
     rng = cluster.rng
     for _ in range(150):
@@ -351,8 +352,8 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
             assert sorted(mine, key=lambda t: t.order) == sorted(theirs, key=lambda t: t.order)
 
 
-def test_the_random_logs_do_compact() -> None:
-    """Otherwise the test above shows nothing."""
+def test_the_random_logs_contain_compactions() -> None:
+    """Otherwise the previous test shows nothing."""
     done = parked = 0
     for seed in range(10):
         cluster = Cluster(seed)
@@ -369,8 +370,9 @@ def cluster() -> Cluster:
     return Cluster(0)
 
 
-def test_the_output_has_the_place_of_its_newest_input(cluster: Cluster) -> None:
-    """Rows written before the entry and closed after it stay newer, deletes before it are carried out."""
+def test_the_output_has_the_order_of_its_newest_input(cluster: Cluster) -> None:
+    """Rows written before the entry and closed after it stay newer; earlier deletes are applied to the
+    output."""
     files = cluster.some_files(4)
     cluster.delete(P, 1, 1)
     cluster.write(P, 7)
@@ -387,15 +389,15 @@ def test_the_output_has_the_place_of_its_newest_input(cluster: Cluster) -> None:
 
 
 def test_the_hashes_of_the_inputs_are_those_of_the_log() -> None:
-    """They do not come from a member's own manifest, which may be wrong: the member would then merge files
-    that the other members do not have."""
+    """A member's own manifest may be wrong: with its hashes the member would merge files that the other
+    members do not have."""
     file = FileMeta("f", 0, P, "m", (2,), 1, "0" * 32, 1, 1, 1, (1, 1, 1))
     logged = compaction.Compacting(5, c.Compact(0, P, "m", (("f", "1" * 32),)), SCHEMA, [])
     assert [f.xxh3 for f in compaction.job_of("g.1", logged, (file,)).unit.inputs] == ["1" * 32]
 
 
 @pytest.mark.parametrize("which", ["absent", "apart", "backwards"])
-def test_a_compaction_whose_inputs_are_not_neighbours_has_no_effect(cluster: Cluster, which: str) -> None:
+def test_a_compaction_of_files_that_are_not_adjacent_has_no_effect(cluster: Cluster, which: str) -> None:
     files = cluster.some_files(4)
     chosen = {
         "absent": [files[0], msgspec.structs.replace(files[1], name="00000-000000000099-0000.tsfile")],
@@ -419,7 +421,9 @@ def test_a_slot_that_is_sealed_or_not_adopted_is_not_compacted(cluster: Cluster)
     assert not cluster.leader.state.compactions.active
     cluster.do(c.Adopt("op-2", ((0, 1),), (), ()))
     cluster.compact(new)
-    assert len(cluster.leader.state.compactions.active) == 1  # though the adopted files are not in place yet
+    assert (
+        len(cluster.leader.state.compactions.active) == 1
+    )  # although the adopted files are not in place yet
 
 
 def test_a_sealed_slot_is_no_source_before_earlier_compactions_ended(cluster: Cluster) -> None:
@@ -463,7 +467,7 @@ def test_a_failing_compaction_delays_only_its_own_files(cluster: Cluster) -> Non
 
 
 def test_the_arrow_file_of_a_park_counts_as_named(cluster: Cluster) -> None:
-    """Its name has the log index of the close or merge that made its input."""
+    """The file's name has the log index of the close or merge that made its input."""
     (file,) = cluster.some_files(1)
     cluster.do(c.Park(0, P, SCHEMA, int(file.name.split("-")[1]), file.name, "no"))
     state = cluster.leader.state
@@ -477,7 +481,7 @@ def test_the_arrow_file_of_a_park_counts_as_named(cluster: Cluster) -> None:
 def test_a_parked_merge_is_made_as_arrow_and_a_late_tsfile_is_deleted(
     cluster: Cluster, restarted: bool
 ) -> None:
-    """It has the same inputs, age and deletes, also after a restart."""
+    """The Arrow file has the same inputs, order and deletes, also after a restart."""
     files = cluster.some_files(3)
     cluster.delete(P, 1, 1)
     cluster.compact(files)
@@ -505,7 +509,7 @@ def test_a_parked_merge_is_made_as_arrow_and_a_late_tsfile_is_deleted(
 
 
 def test_a_compaction_waits_for_an_earlier_one_of_the_same_files(cluster: Cluster) -> None:
-    """A member that lags has the inputs of the second only once the first has ended."""
+    """A lagging member has the inputs of the second compaction only once the first has ended."""
     cluster.compact(cluster.some_files(2))
     cluster.leader.settle()
     cluster.write()
@@ -515,14 +519,15 @@ def test_a_compaction_waits_for_an_earlier_one_of_the_same_files(cluster: Cluste
     follower = cluster.members[1]
     while follower.step():
         pass
-    assert [type(j) for j in follower.jobs] == [CloseFiles] * 3  # it has made none of the inputs
+    assert [type(j) for j in follower.jobs] == [CloseFiles] * 3  # the member has made none of the inputs
     cluster.leader.settle()
     follower.settle()
     assert follower.files == cluster.leader.files and len(follower.files) == 1
 
 
 def test_a_crash_before_the_checkpoint_finds_the_inputs(cluster: Cluster) -> None:
-    """They leave the manifest, not the disk: the host unlinks them after the next durable checkpoint."""
+    """A compaction removes its inputs from the manifest only: the host unlinks them after the next durable
+    checkpoint."""
     files = cluster.some_files(3)
     saved = cluster.leader.save()
     cluster.compact(files)
@@ -535,8 +540,8 @@ def test_a_crash_before_the_checkpoint_finds_the_inputs(cluster: Cluster) -> Non
 
 
 def test_an_installed_state_names_the_files_to_delete(cluster: Cluster) -> None:
-    """An output that the new state will still make stays; inputs that it no longer has are deleted, also
-    those that had left the old manifest and were not unlinked."""
+    """An output that the new state has yet to make stays. Inputs that the new state lacks are deleted, also
+    those that the old manifest no longer listed but that were not unlinked."""
     files = cluster.some_files(2)
     cluster.compact(files)
     ahead = decode_checkpoint(encode_checkpoint(cluster.leader.state.checkpoint()))
@@ -572,8 +577,7 @@ def test_a_cut_off_hides_old_rows_and_drops_old_files(cluster: Cluster) -> None:
 
 
 def test_a_cut_off_after_a_compaction_finds_its_output(cluster: Cluster) -> None:
-    """If one member has merged the old file by then and the other has not, both must end with the same
-    files."""
+    """If only one of two members has merged the old file by then, both must still end with the same files."""
     cluster.compact(cluster.some_files(3))
     cluster.do(c.Expire(0, P, "m", 2))
     slow, fast = cluster.members[1], cluster.members[2]
@@ -586,7 +590,7 @@ def test_a_cut_off_after_a_compaction_finds_its_output(cluster: Cluster) -> None
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_failed_close_that_expired_ends_unless_a_compaction_names_it(cluster: Cluster, named: bool) -> None:
-    """Then no other member holds its file any more, but a compaction logged before the cut-off needs it."""
+    """No other member has its file any more, but a compaction logged before the cut-off needs it."""
     files = cluster.some_files(2)
     if named:
         cluster.compact(files)
@@ -619,7 +623,7 @@ def test_a_failed_merge_that_expired_ends(cluster: Cluster) -> None:
 def test_a_failed_merge_that_expired_continues_if_a_later_one_takes_its_output(
     cluster: Cluster, all_past: bool
 ) -> None:
-    """The later one was logged before the cut-off, so other members carried it out, unless all rows
+    """The later merge was logged before the cut-off, so other members executed it, unless all rows
     expired."""
     files = cluster.some_files(2)
     slow = cluster.members[1]
@@ -644,8 +648,8 @@ def test_a_failed_merge_that_expired_continues_if_a_later_one_takes_its_output(
     assert slow.files == cluster.leader.files and len(slow.files) == (not all_past)
 
 
-def test_a_compaction_after_a_cut_off_does_not_find_what_it_dropped(cluster: Cluster) -> None:
-    """Also on a member that makes the dropped file only after both entries are applied."""
+def test_a_compaction_after_a_cut_off_has_no_dropped_file_as_input(cluster: Cluster) -> None:
+    """The same holds for a member that makes the dropped file only after both entries are applied."""
     files = cluster.some_files(3)
     cluster.do(c.Expire(0, P, "m", 1))
     cluster.compact(files[:2])
@@ -657,8 +661,7 @@ def test_a_compaction_after_a_cut_off_does_not_find_what_it_dropped(cluster: Clu
 
 
 def test_a_cut_off_in_the_future_has_no_effect(cluster: Cluster) -> None:
-    """The entry names a time that had passed when it was proposed; an entry of 0.1.0 names none and
-    counts."""
+    """The entry contains the time of its proposal; an entry of 0.1.0 has no such time and always counts."""
     cluster.some_files(2)
     cluster.do(c.Expire(0, P, "m", 9, passed=8))
     assert len(cluster.leader.state.files.manifest) == 2 and not cluster.leader.state.files.tombstones
@@ -674,7 +677,7 @@ def test_a_cut_off_in_a_sealed_slot_has_no_effect(cluster: Cluster) -> None:
 
 
 def test_a_repeated_adopt_does_not_bring_compacted_files_back(cluster: Cluster) -> None:
-    """A new leader may repeat an `Adopt` while other units of the operation are not logged yet."""
+    """A new leader may repeat an `Adopt` before other units of the operation are logged."""
     cluster.do(c.Seal("op-1", 1, ((0, 2),)))
     cluster.do(c.Release("op-1", 1))
     cluster.do(c.Open("op-2", 1, ((0, 2),), ()))
@@ -696,7 +699,7 @@ def test_a_repeated_adopt_does_not_bring_compacted_files_back(cluster: Cluster) 
     assert len(cluster.leader.files) == 1
 
 
-# --- what the leader chooses -----------------------------------------------------------------------
+# --- choices of the leader -----------------------------------------------------------------------
 
 
 def file(i: int, size: int, first: int = 0, last: int = 9, clean: tuple[int, ...] = ()) -> FileMeta:
@@ -729,8 +732,7 @@ def test_files_stay_few_and_rows_are_rarely_rewritten(seed: int, files_min: int)
 
 
 def test_a_run_of_files_that_compress_to_nothing_is_bounded() -> None:
-    """A worker holds the rows of all inputs: twenty million rows that compress to nothing need several
-    runs."""
+    """A worker holds the rows of all inputs: twenty million highly compressible rows need several runs."""
     many = [msgspec.structs.replace(file(i, 1_000), rows=1_000_000) for i in range(20)]
     run = compaction.pick_small(many, 2)
     assert run and sum(f.rows for f in run) * COMPACT_ROW_BYTES <= COMPACT_BYTES_MAX
@@ -740,7 +742,8 @@ def test_a_run_of_files_that_compress_to_nothing_is_bounded() -> None:
 
 
 def test_parked_files_are_merged_only_with_parked_files() -> None:
-    """Otherwise a parked file would turn its neighbours into Arrow; or many small files would never merge."""
+    """Otherwise a parked file would turn its neighbours into Arrow files, or many small files would never be
+    merged."""
     kinds = "tttppptttpt"
     files = [msgspec.structs.replace(file(i, 1_000), parked="no" * (k == "p")) for i, k in enumerate(kinds)]
     assert compaction.pick_small(files, 3) == tuple(files[6:9])
@@ -753,7 +756,8 @@ def test_parked_files_are_merged_only_with_parked_files() -> None:
 
 
 def test_a_run_that_cannot_grow_does_not_wait_for_more_files() -> None:
-    """No eight large files fit into one file: without the rule they would stay apart during a long change."""
+    """Eight large files never fit into one file: without this rule they would stay separate during a long
+    operation."""
     large = [file(i, 15 * MIB) for i in range(1, 6)]
     assert len(compaction.pick_small(large, 8, 4)) == 4
     small = [file(i, 1_000) for i in range(1, 8)]
@@ -762,8 +766,7 @@ def test_a_run_that_cannot_grow_does_not_wait_for_more_files() -> None:
 
 
 def test_masked_files_are_rewritten_until_no_delete_masks_them() -> None:
-    """A TTL cut-off needs no rewrite, and a file that was rewritten after the delete is not chosen any
-    more."""
+    """A TTL cut-off needs no rewrite, and a file that was rewritten after the delete is not chosen again."""
     files = [file(1, 10), file(2, 10, 20, 30), file(3, 10), file(9, 10)]
     delete = Tombstone((5,), P, "m", (), 0, 5)
     assert compaction.deletes_on(files, [delete]) == [delete]

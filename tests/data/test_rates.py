@@ -1,4 +1,4 @@
-"""Write rates: acknowledged bytes count, older bytes count less, and a slot migration loses none."""
+"""Write rates: acknowledged bytes count, older bytes count less, and a slot migration preserves them."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_rate_halves_with_every_half_life_and_is_forgotten() -> None:
 
 
 def test_years_do_not_overflow_and_old_slots_leave_the_memory() -> None:
-    """A byte now and then for a thousand half-lives: the count stays finite and small."""
+    """With single bytes over a thousand half-lives, the count stays finite and small."""
     rates = WriteRates()
     for i in range(1000):
         rates.add(i, 10, i * HALF_LIFE_MS)
@@ -48,7 +48,7 @@ def test_memory_is_bounded_and_the_fastest_slots_are_retained() -> None:
     assert len(rates.counts) <= WRITE_RATES_MAX and -1 in rates.counts
 
 
-def test_what_two_groups_counted_adds_up_to_a_slot_that_stayed() -> None:
+def test_the_counts_of_a_moved_slot_in_two_groups_add_up() -> None:
     """The counts of a moved slot in its old and its new group add up to its rate."""
     stayed, old, new = WriteRates(), WriteRates(), WriteRates()
     half = 3 * HALF_LIFE_MS

@@ -52,7 +52,7 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_sessions_answer_like_a_model_that_keeps_everything(seed: int) -> None:
+def test_sessions_answer_like_a_model_that_stores_everything(seed: int) -> None:
     """Two groups exchange slots while sessions open, write and expire, and the groups restart."""
     rng = random.Random(seed)
     real, model = [Sessions(), Sessions()], [Model(), Model()]
@@ -96,8 +96,8 @@ def again(sessions: Sessions) -> Sessions:
 
 
 def test_the_table_of_sealed_slots_is_equal_on_every_member() -> None:
-    """One member packed often and restarted, the other never. Neither's bytes have expired names, even if
-    such a session comes back as a guest of another slot."""
+    """One member packed its sessions often and restarted, the other never. Neither table contains expired
+    names, even if such a session returns as a guest of another slot."""
     rng = random.Random(7)
     one, two = Sessions(), Sessions()
     for i in range(20):
@@ -123,9 +123,9 @@ def test_the_table_of_sealed_slots_is_equal_on_every_member() -> None:
     assert b"s4" not in one.export(wanted)
 
 
-def test_what_format_1_wrote_is_still_read() -> None:
-    """A checkpoint and a table of the first release, which listed guests per session and packed nothing."""
-    seen = {3: {"own": Applied(2, {5}), "guest": Applied(7)}, 4: {"own": Applied(1)}}
+def test_format_1_is_still_read() -> None:
+    """A checkpoint and a table of the first release list guests per session and pack nothing."""
+    seen = {3: {"own": Seen(2, {5}), "guest": Seen(7)}, 4: {"own": Seen(1)}}
     image = msgspec.msgpack.decode(
         msgspec.msgpack.encode({"own": {"own"}, "guests": {"guest": {3}, "idle": {3, 4}}, "seen": seen}),
         type=Image,
@@ -150,8 +150,8 @@ def test_a_table_keeps_the_sequences_above_the_floor_in_a_byte_or_three_each() -
     assert table.sessions == ["s"] and table.slots == ((3, 4),)
 
 
-def test_the_cost_follows_what_was_written_and_not_sessions_times_slots() -> None:
-    """4 000 sessions, 2 500 slots that moved together, writes in 100 of them."""
+def test_the_size_grows_with_the_writes_and_not_with_sessions_times_slots() -> None:
+    """4 000 sessions wrote in 100 of 2 500 slots that moved together."""
     source, target = Sessions(), Sessions()
     for i in range(4_000):
         source.open(f"node1.12:{i}.3")
@@ -165,8 +165,8 @@ def test_the_cost_follows_what_was_written_and_not_sessions_times_slots() -> Non
 
 
 def test_a_session_that_wrote_in_every_slot_costs_one_or_two_bytes_there() -> None:
-    """300 sessions with a few hundred writes in each of 200 slots: their table, and the gaining group's
-    checkpoint."""
+    """300 sessions have a few hundred writes in each of 200 slots: checked for their table and for the
+    gaining group's checkpoint."""
     source, target = Sessions(), Sessions()
     for i in range(300):
         source.open(f"node1.12:{i}.3")
@@ -179,7 +179,7 @@ def test_a_session_that_wrote_in_every_slot_costs_one_or_two_bytes_there() -> No
 
 
 def test_a_group_opens_no_session_past_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is room again once a session ends; guests count in the group that opened them."""
+    """A new session is accepted once another ends; guests count in the group that opened them."""
     monkeypatch.setattr(limits, "SESSIONS_PER_GROUP_MAX", 2)
     sessions = Sessions()
     assert [sessions.open(name) for name in ("a", "b", "c")] == [True, True, False]

@@ -45,7 +45,7 @@ def test_the_meta_group_gets_only_digests() -> None:
 
 
 def test_an_open_has_no_effect_before_every_part_is_in_the_log() -> None:
-    """Whichever part is lacking, in any order, with repeats, and over a restart of the gaining group."""
+    """This holds for every missing part, any order, repeats, and a restart of the gaining group."""
     source, result, parts = sealed()
     for lacking in range(len(parts)):
         target = gaining()

@@ -150,7 +150,7 @@ def test_a_client_with_acknowledged_writes_is_never_past_the_window(group: Group
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_a_restart_gives_back_every_unclosed_row_and_no_other(group: Group, made: bool) -> None:
+def test_a_restart_restores_exactly_the_unclosed_rows(group: Group, made: bool) -> None:
     group.write()
     group.write(sequence=1)  # a duplicate
     group.close(P)
@@ -164,7 +164,8 @@ def test_a_restart_gives_back_every_unclosed_row_and_no_other(group: Group, made
 
 
 def test_a_close_repeated_after_a_restart_makes_the_same_files(group: Group) -> None:
-    """It has the same rows, columns and deletes, although the state has a newer schema and a later delete."""
+    """The files have the same rows, columns and deletes, although the state has a newer schema and a later
+    delete."""
     group.write()
     group.delete()
     group.write()
@@ -176,7 +177,7 @@ def test_a_close_repeated_after_a_restart_makes_the_same_files(group: Group) -> 
 
 
 def test_names_do_not_depend_on_when_files_are_made(group: Group) -> None:
-    """One member makes the first file before the next write, another member after it."""
+    """One member writes the first file before the next write is applied, another member after it."""
     slow = Group()
     slow.open_session()
     for g in (group, slow):
@@ -211,7 +212,7 @@ def test_a_close_drops_no_row_of_an_earlier_close(group: Group) -> None:
 
 
 def finish_units(group: Group, *of: PartitionKey) -> None:
-    """Make only the files of these partitions; the other units stay jobs."""
+    """Write only the files of these partitions; the other units stay jobs."""
     jobs = list(group.state.jobs)
     group.state.jobs.clear()
     for job in jobs:
@@ -223,8 +224,9 @@ def finish_units(group: Group, *of: PartitionKey) -> None:
         group.state.jobs.extend([CloseFiles(job.group, rest)] if rest else [])
 
 
-def test_a_partition_that_cannot_be_closed_holds_back_no_other(group: Group) -> None:
-    """Neither in the same close nor in later closes; its own rows stay in memory and in the log."""
+def test_a_partition_that_cannot_be_closed_delays_no_other(group: Group) -> None:
+    """It delays no partition of the same close or of later closes; its own rows stay in memory and in the
+    log."""
     first = group.state.applied + 1
     group.write(P)
     group.write(Q)
@@ -260,7 +262,7 @@ def test_the_rest_of_a_close_has_the_same_names_after_a_restart(group: Group) ->
 
 
 def test_a_close_saved_by_a_release_that_filed_whole_closes_is_made(group: Group) -> None:
-    """Its checkpoint lists no partitions: all partitions of the close are left."""
+    """The checkpoint of that release lists no partitions, so all partitions of the close are remaining."""
     group.write(P)
     group.write(Q)
     group.close(P, Q)
@@ -296,7 +298,8 @@ def only_unit(group: Group) -> CloseUnit:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_parked_unit_is_made_as_arrow(group: Group, restarted: bool) -> None:
-    """It has the same rows, age and number, also after a restart. Then it is a file like any other."""
+    """The Arrow file has the same rows, order and number, also after a restart, and is then treated like any
+    other file."""
     group.write(P)
     group.close(P)
     unit = only_unit(group)
@@ -313,7 +316,7 @@ def test_a_parked_unit_is_made_as_arrow(group: Group, restarted: bool) -> None:
 
 
 def test_a_tsfile_made_while_its_rows_were_parked_is_deleted(group: Group) -> None:
-    """The job was running: no manifest will ever name its output."""
+    """The job was running when its rows were parked: no manifest will ever list its output."""
     group.write(P)
     group.close(P)
     unit = only_unit(group)
@@ -330,7 +333,7 @@ def test_a_tsfile_made_while_its_rows_were_parked_is_deleted(group: Group) -> No
 
 
 def test_a_tsfile_that_waits_for_an_earlier_close_is_deleted_if_parked(group: Group) -> None:
-    """It is made, but no manifest names it or ever will."""
+    """The file was written, but no manifest lists it or ever will."""
     for _ in range(2):
         group.write(P)
         group.close(P)
@@ -367,8 +370,8 @@ def test_a_member_that_has_the_tsfile_makes_the_arrow_file_of_it(group: Group) -
         assert [f.name for f in g.state.files.pending_delete] == [unit.spec.name]
 
 
-def test_what_a_compaction_reads_is_not_parked(group: Group) -> None:
-    """Other members may have merged the TsFile already: this member must make it too."""
+def test_an_input_of_a_compaction_is_not_parked(group: Group) -> None:
+    """Other members may have merged the TsFile already, so this member must write it too."""
     for _ in range(2):
         group.write(P)
         group.close(P)
@@ -387,7 +390,8 @@ def adopt(group: Group) -> c.Adopt:
 
 
 def test_a_member_that_still_adopts_is_no_source(group: Group) -> None:
-    """The next operation seals slots while their files of the previous operation are not in place here."""
+    """The next operation seals slots whose files of the previous operation are not in place on this
+    member."""
     group.do(c.Open("op", 1, ((20, 21),), ()))
     group.do(adopt(group))
     group.do(c.Seal("op2", 2, ((20, 21),)))
@@ -396,14 +400,14 @@ def test_a_member_that_still_adopts_is_no_source(group: Group) -> None:
     assert group.state.is_source_ready("op2")
 
 
-def test_slots_are_whole_while_other_slots_arrive(group: Group) -> None:
+def test_slots_stay_complete_while_other_slots_arrive(group: Group) -> None:
     group.do(c.Open("op", 1, ((20, 21),), ()))
     group.do(adopt(group))
     group.do(c.Seal("op2", 2, ((3, 4),)))
     assert group.state.is_source_whole("op2", {3})
 
 
-def test_a_member_that_still_makes_files_of_sealed_slots_is_no_source(group: Group) -> None:
+def test_a_member_that_still_writes_files_of_sealed_slots_is_no_source(group: Group) -> None:
     """Rows closed by the seal are in no file yet: a copy of the files would lack them."""
     group.write(P)
     group.do(c.Seal("op", 1, ((3, 4),)))
@@ -437,8 +441,8 @@ def test_files_adopted_after_their_slot_was_released_are_deleted(group: Group) -
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_slot_that_came_back_has_nothing_of_its_first_stay(group: Group, restarted: bool) -> None:
-    """The close of its seal and an adoption for it end late, once the slot is open here again."""
+def test_a_slot_that_returns_has_no_files_of_its_first_ownership(group: Group, restarted: bool) -> None:
+    """The close of the slot's seal and an adoption for it end late, after the slot has opened here again."""
     group.do(c.Open("op", 1, ((20, 21),), ()))
     late = adopt(group)
     group.do(late)
@@ -462,8 +466,8 @@ def test_a_slot_that_came_back_has_nothing_of_its_first_stay(group: Group, resta
 
 
 def test_a_repeated_close_brings_back_no_rows_of_released_slots(group: Group) -> None:
-    """The file of its seal was made, that of an earlier close was not: the replay gives back the rows of
-    both."""
+    """The file of the slot's seal was written, that of an earlier close was not: the replay restores the rows
+    of both."""
     group.write(P)
     group.close(P)
     group.write(P)
@@ -478,7 +482,7 @@ def test_a_repeated_close_brings_back_no_rows_of_released_slots(group: Group) ->
     assert not len(group.state.files.manifest)
 
 
-def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: Group) -> None:
+def test_a_release_drops_files_sessions_and_deletes_of_its_slots_only(group: Group) -> None:
     group.write(P)
     group.write(Q)
     group.close(P, Q)
@@ -490,7 +494,7 @@ def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: 
 
 
 def test_a_late_release_leaves_slots_that_are_open_again(group: Group) -> None:
-    """A leader with an old view may log it after the slots came back (S11)."""
+    """A leader with an old view may log the release after the slots returned (S11)."""
     group.do(c.Seal("op", 1, ((3, 4),)))
     group.do(c.Open("op2", 2, ((3, 4),), ()))
     assert isinstance(group.write(P), Written)
@@ -512,11 +516,11 @@ def test_a_new_member_gets_the_seal_and_no_files(group: Group) -> None:
 
 
 def test_a_new_group_begins_at_an_index_that_needs_a_checkpoint() -> None:
-    """No entry has the first slots: a member must not be able to join from the log alone."""
+    """No entry contains the first slots, so a member must not be able to join from the log alone."""
     assert initial("g.1", ((0, 1),)).base() > DataState("g.1").base()
 
 
-def test_a_session_is_a_guest_for_the_slots_that_brought_it() -> None:
+def test_a_session_that_came_with_slots_is_a_guest_for_these_slots() -> None:
     old, new = Sessions(), Sessions()
     old.open("s")
     new.import_tables([old.export([3])], {3})
@@ -541,7 +545,7 @@ def test_every_command_of_an_operation_is_idempotent() -> None:
 
 
 def test_a_newer_state_names_the_old_files_to_delete() -> None:
-    """At an install, old files that no manifest will name are deleted; files that will be made again stay."""
+    """An install deletes old files that no manifest will list; files that will be written again stay."""
     old = Group()
     old.open_session()
     for p in (P, Q):
@@ -557,8 +561,9 @@ def test_a_newer_state_names_the_old_files_to_delete() -> None:
     assert old.state.superseded(new.state) == ()
 
 
-def test_a_newer_state_deletes_what_waited_for_an_earlier_close() -> None:
-    """Its file is on the disk but in no manifest: the earlier close met a full disk, then a snapshot came."""
+def test_a_newer_state_deletes_a_file_that_waited_for_an_earlier_close() -> None:
+    """The file is on disk but in no manifest: the disk was full at the earlier close, then a snapshot was
+    installed."""
     old = Group()
     old.open_session()
     for p in (P, P):
@@ -575,8 +580,8 @@ def test_a_newer_state_deletes_what_waited_for_an_earlier_close() -> None:
     assert new.state.superseded(old.state) == (waiting,)
 
 
-def test_an_operation_has_not_ended_while_its_files_are_adopted() -> None:
-    """In a rebalance a group gives and takes slots: staged files stay until they are adopted."""
+def test_an_operation_is_open_while_its_files_are_adopted() -> None:
+    """In a rebalance a group both gives and gains slots: staged files stay until they are adopted."""
     slots = Slots(open={1, 2})
     slots.seal("op-1", ((1, 2),), 5, b"")
     slots.open_slots("op-1", ((7, 8),), 6, ["h.1"])
@@ -587,7 +592,7 @@ def test_an_operation_has_not_ended_while_its_files_are_adopted() -> None:
 
 
 def test_a_log_index_reused_after_a_recovery_names_another_session(group: Group) -> None:
-    """Otherwise two clients would share a session, and writes of one would count as duplicates of the
+    """Otherwise two clients would share a session, and a write of one would count as a duplicate of the
     other's."""
     replies = [
         DataState("g").apply(1, [Entry(term, int(EntryKind.COMMAND), c.encode(c.OpenSession()))], 0)
@@ -597,10 +602,10 @@ def test_a_log_index_reused_after_a_recovery_names_another_session(group: Group)
 
 
 @pytest.mark.parametrize("error", [KeyError("a bug"), AssertionError(), None])
-def test_an_entry_that_cannot_be_applied_is_named_with_the_answers_before_it(
+def test_the_error_of_an_entry_names_it_and_has_the_answers_before_it(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    """Whatever is raised is raised again at a retry: the entry is of a later release, or there is a bug."""
+    """A retry raises the same error: the entry is of a later release, or there is a bug."""
     state = initial("g.1", ((0, 5),))
     good = Entry(1, EntryKind.COMMAND, c.encode(c.Opaque(b"x")))
     bad = Entry(1, EntryKind.COMMAND, b"\xc1" if error is None else c.encode(c.ExpireSessions(("s",))))
@@ -618,7 +623,7 @@ def test_an_entry_that_cannot_be_applied_is_named_with_the_answers_before_it(
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536, 70_000])
 def test_rows_in_memory_share_the_bytes_of_the_log_entry(size: int) -> None:
-    """They are a slice at the end of their entry, and the garbage collector does not track them."""
+    """The rows are a slice at the end of their entry, and the garbage collector does not track them."""
     rows = bytes(i % 251 for i in range(size))
     entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(rows)))
     written = c.decode(entry)
@@ -630,8 +635,7 @@ def test_rows_in_memory_share_the_bytes_of_the_log_entry(size: int) -> None:
 
 @pytest.mark.parametrize("rows", [b"rows", b"\xc4" * 196])
 def test_rows_that_do_not_end_their_entry_are_copied(rows: bytes) -> None:
-    """A later release may add fields after them: bytes that follow are no part of the rows, whatever they
-    are."""
+    """A later release may add fields after the rows; these bytes must not be read as rows."""
     entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(rows)))
     for more in (b"\x07", b"\xa5later", b"\xc4\xc4" + bytes(196)):
         written = c.decode(bytes([entry[0] + 1]) + entry[1:] + more)

@@ -1,4 +1,4 @@
-"""Range deletes by partition and table equal a plain list, at a cost that grows with changes only."""
+"""Range deletes by partition and table behave like a plain list, at a cost that grows only with changes."""
 
 import random
 
@@ -14,7 +14,8 @@ def delete(index: int, partition: PartitionKey, table: str = "t") -> Tombstone:
 
 
 def test_tombstones_hold_the_same_as_a_list() -> None:
-    """Deletes are added, added as older, pruned and dropped at random; their order per table stays."""
+    """Deletes are added, added as older deletes, pruned and dropped at random; their order per table
+    stays."""
     for seed in range(30):
         rng = random.Random(seed)
         mine, model = Tombstones(), list[Tombstone]()
@@ -44,7 +45,7 @@ def test_tombstones_hold_the_same_as_a_list() -> None:
             assert len(mine) == len(model) == len(list(mine))
 
 
-def test_a_prune_checks_only_what_changed() -> None:
+def test_a_prune_checks_only_changed_deletes() -> None:
     """A close of one partition does not check the deletes of all partitions."""
     deletes = Tombstones(delete(i, p) for i, p in enumerate(PARTITIONS))
     looked: list[PartitionKey] = []

@@ -1,4 +1,4 @@
-"""The stages of an operation: only complete progress reports advance it; repeats and order do not matter."""
+"""The stages of an operation: only complete progress reports advance it; repeats and order have no effect."""
 
 import itertools
 import random
@@ -98,7 +98,7 @@ class Meta:
         return self.state.image.operations[-1]
 
 
-def evidence(op: Operation, stage: Stage) -> list[c.ProgressReport]:
+def reports_of(op: Operation, stage: Stage) -> list[c.ProgressReport]:
     """All progress reports that `stage` waits for."""
     match stage:
         case Stage.PLANNED:
@@ -132,23 +132,24 @@ def test_each_stage_waits_for_all_of_its_progress_reports(kind: str, name: str) 
     for stage in STAGES:
         if meta.op.stage is not stage:  # a removal does not wait in PLANNED
             continue
-        wanted = evidence(meta.op, stage)
+        wanted = reports_of(meta.op, stage)
         for one in wanted[:-1]:
             meta.do(one)
             assert meta.op.stage is stage
             meta.do(one)
-            assert meta.op.stage is stage, "the same evidence twice is not two pieces of evidence"
+            assert meta.op.stage is stage, "a repeated progress report counts once"
         meta.do(wanted[-1])
         assert meta.op.stage is not stage
     assert meta.op.stage is Stage.DONE
 
 
 def test_progress_reports_are_dropped_when_their_stage_is_left() -> None:
-    """Digests once all groups have opened, copies once all have adopted; what operators ask for stays."""
+    """Digests are dropped once all groups have opened, copies once all have adopted; settings of operators
+    stay."""
     meta = Meta()
     meta.begin()
     for stage in STAGES:
-        for one in evidence(meta.op, stage):
+        for one in reports_of(meta.op, stage):
             if isinstance(one, c.SealedBy):
                 one = c.SealedBy(3, one.operation, SealResult(one.result.group, 9, b"table", ("digest",)))
             if isinstance(one, c.AdoptedBy):
@@ -169,7 +170,7 @@ def test_a_record_of_the_first_release_is_read_without_its_tables() -> None:
     meta = Meta()
     meta.begin()
     for stage in STAGES:
-        for one in evidence(meta.op, stage):
+        for one in reports_of(meta.op, stage):
             meta.do(one)
     op = meta.op
     op.sealed = {g: SealResult(g, 9, bytes(1000)) for g in op.losing}
@@ -190,11 +191,11 @@ def test_a_record_of_the_first_release_is_read_without_its_tables() -> None:
 
 
 def test_ended_operations_are_listed_short_and_stored_whole() -> None:
-    """The open operation is listed whole; a short record has its slots, bytes, times and its node."""
+    """The open operation is listed completely; a short record has its slots, bytes, times and node."""
     meta = Meta()
     meta.begin()
     for stage in STAGES:
-        for one in evidence(meta.op, stage):
+        for one in reports_of(meta.op, stage):
             meta.do(one)
     done = meta.op
     done.copies = [CopyRecord("e.1", "a", "i-a", ((0, 2),), "", 2, 200)]
@@ -211,7 +212,7 @@ def test_ended_operations_are_listed_short_and_stored_whole() -> None:
 
 
 def test_a_rebalance_changes_owners_and_nothing_else() -> None:
-    """No stage waits for members; nodes, groups and their members do not change; the table does."""
+    """No stage waits for members. Nodes, groups and their members stay the same; only the table changes."""
     meta = Meta()
     before = meta.state.encode()
     nodes, groups = dict(meta.state.image.nodes), dict(meta.state.image.groups)
@@ -223,13 +224,13 @@ def test_a_rebalance_changes_owners_and_nothing_else() -> None:
     assert set(op.losing) & set(op.gaining), "a group may give and take"
     assert [m.target_members for m in op.moves] == [groups[m.target].members for m in op.moves]
     for stage in (Stage.SEALED, Stage.OPEN):
-        for one in evidence(op, stage):
+        for one in reports_of(op, stage):
             meta.do(one)
     after_open = meta.op.stage
     assert after_open is Stage.COPYING, "RECONFIGURING has nothing to wait for"
     assert meta.state.placement.table is not None and meta.state.placement.table.route(0) == "b"
     for stage in (Stage.COPYING, Stage.CLEANUP):
-        for one in evidence(op, stage):
+        for one in reports_of(op, stage):
             meta.do(one)
     assert meta.op.stage is Stage.DONE
     assert (meta.state.image.nodes, meta.state.image.groups) == (nodes, groups)
@@ -241,7 +242,7 @@ def test_a_cancelled_rebalance_leaves_the_table_and_every_node() -> None:
     table, nodes = meta.state.placement.table, dict(meta.state.image.nodes)
     meta.begin("rebalance", "")
     meta.do(c.ControlOperation(3, meta.op.id, "cancel", "me"))
-    for one in evidence(meta.op, Stage.CANCELLING):
+    for one in reports_of(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
     assert meta.state.placement.table == table and meta.state.image.nodes == nodes
@@ -249,15 +250,15 @@ def test_a_cancelled_rebalance_leaves_the_table_and_every_node() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_progress_reports_in_any_order_and_number_have_the_same_result(seed: int) -> None:
-    """Early, late and repeated reports change nothing but the time of a step (law 9)."""
+    """Early, late and repeated reports change only the time of a stage (law 9)."""
     rng = random.Random(seed)
     meta, plain = Meta(), Meta()
     meta.begin()
     plain.begin()
     for stage in STAGES:
-        for one in evidence(plain.op, stage):
+        for one in reports_of(plain.op, stage):
             plain.do(one)
-    everything = list(itertools.chain(*(evidence(meta.op, s) for s in STAGES)))
+    everything = list(itertools.chain(*(reports_of(meta.op, s) for s in STAGES)))
     for _ in range(400):
         before = meta.op.stage
         meta.do(rng.choice(everything))
@@ -273,12 +274,12 @@ def run_to(meta: Meta, stage: Stage) -> None:
         if meta.op.stage is stage:
             return
         if meta.op.stage is s:
-            for one in evidence(meta.op, s):
+            for one in reports_of(meta.op, s):
                 meta.do(one)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
+def test_a_cancel_is_accepted_only_until_slots_open(stage: Stage) -> None:
     meta = Meta()
     table, groups = meta.state.placement.table, dict(meta.state.image.groups)
     meta.begin()
@@ -291,10 +292,10 @@ def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
     assert isinstance(reply, OperationReply) and entered is Stage.CANCELLING
     before = list(meta.op.stages), list(meta.state.image.audit)
     assert isinstance(meta.do(c.ControlOperation(5, meta.op.id, "cancel", "me")), OperationReply)
-    assert (meta.op.stages, meta.state.image.audit) == before, "asked again, for the answer was lost"
-    for late in evidence(meta.op, Stage.SEALED) + evidence(meta.op, Stage.OPEN):
+    assert (meta.op.stages, meta.state.image.audit) == before, "a repeated cancel records nothing"
+    for late in reports_of(meta.op, Stage.SEALED) + reports_of(meta.op, Stage.OPEN):
         meta.do(late)
-    for one in evidence(meta.op, Stage.CANCELLING):
+    for one in reports_of(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
     assert isinstance(meta.do(c.ControlOperation(6, meta.op.id, "cancel", "me")), OperationReply)
@@ -304,12 +305,12 @@ def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
 
 @pytest.mark.parametrize("kind,name", [("add-node", "e"), ("remove-node", "b"), ("rebalance", "")])
 def test_a_cancel_waits_for_every_group_that_has_slots_to_take_back(kind: str, name: str) -> None:
-    """Until the last group has reopened its slots, some are sealed: another change must not begin."""
+    """Some slots stay sealed until the last group has reopened its slots: another change must not begin."""
     meta = Meta()
     meta.begin(kind, name)
     run_to(meta, Stage.SEALED)
     meta.do(c.ControlOperation(4, meta.op.id, "cancel", "me"))
-    *most, last = evidence(meta.op, Stage.CANCELLING)
+    *most, last = reports_of(meta.op, Stage.CANCELLING)
     assert most
     for one in most * 2:
         meta.do(one)
@@ -321,7 +322,7 @@ def test_a_cancel_waits_for_every_group_that_has_slots_to_take_back(kind: str, n
 
 
 def test_the_first_report_of_a_seal_counts() -> None:
-    """All gaining groups must open with the sessions of the same report: a later report must not replace
+    """All gaining groups must open with the sessions of the same report, so a later report must not replace
     it."""
     meta = Meta()
     meta.begin()
@@ -340,13 +341,13 @@ def test_a_node_may_join_again_after_a_cancel_with_a_new_group_id() -> None:
     meta.begin()
     first = meta.op.created_group
     meta.do(c.ControlOperation(4, meta.op.id, "cancel", "me"))
-    for one in evidence(meta.op, Stage.CANCELLING):
+    for one in reports_of(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert isinstance(meta.begin(), OperationReply)
     assert meta.op.created_group != first
 
 
-def test_one_change_at_a_time_and_none_from_an_old_plan() -> None:
+def test_a_second_change_and_a_change_from_an_old_plan_are_refused() -> None:
     meta = Meta()
     old = meta.begin(version=99)
     assert isinstance(old, ErrorReply) and old.code == "refused"
@@ -365,7 +366,7 @@ def test_a_removed_incarnation_never_returns() -> None:
     assert isinstance(refused, ErrorReply) and "retired" in refused.what
 
 
-def test_the_table_turns_with_open_and_its_version_only_grows() -> None:
+def test_the_table_changes_at_open_and_its_version_only_grows() -> None:
     meta = Meta()
     meta.begin()
     version = meta.state.placement.version
@@ -392,7 +393,7 @@ def test_copies_of_another_incarnation_do_not_count() -> None:
     assert [r.incarnation for r in op.copies] == ["i-e"]
 
 
-def test_a_copy_is_recorded_once_and_voids_those_of_an_earlier_directory_of_its_node_alone() -> None:
+def test_a_copy_is_recorded_once_and_voids_copies_of_the_node_s_earlier_directory() -> None:
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.COPYING)
@@ -414,7 +415,7 @@ def test_a_copy_is_recorded_once_and_voids_those_of_an_earlier_directory_of_its_
     assert op.copies == [earlier[2], *new]
 
 
-def test_nothing_is_wanted_of_who_gains_nothing() -> None:
+def test_a_node_copies_nothing_for_a_group_that_gains_nothing_on_it() -> None:
     meta = Meta()
     meta.begin()
     op = meta.op
@@ -425,12 +426,12 @@ def test_nothing_is_wanted_of_who_gains_nothing() -> None:
     assert not any(changes.wanted(op, group, n) for group in op.losing for n in takers)
 
 
-def test_the_record_tells_when_each_stage_was_left_and_why() -> None:
+def test_the_record_contains_the_end_and_the_reports_of_each_stage() -> None:
     meta = Meta()
     meta.begin()
     meta.do(c.JoinReady(3, meta.op.id, meta.op.losing[0], "e"))
     for stage in STAGES:
-        for one in evidence(meta.op, stage):
+        for one in reports_of(meta.op, stage):
             meta.do(one)
     *left, last = meta.op.stages
     assert [s.name for s in meta.op.stages] == [s.value for s in (*STAGES, Stage.DONE)]
@@ -439,7 +440,7 @@ def test_the_record_tells_when_each_stage_was_left_and_why() -> None:
     assert meta.op.joined == [] and meta.op.sources_ready == []
 
 
-def test_what_a_node_is_ready_for_is_noted_once() -> None:
+def test_a_node_that_is_ready_is_recorded_once() -> None:
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.SEALED)
@@ -450,7 +451,7 @@ def test_what_a_node_is_ready_for_is_noted_once() -> None:
     assert op.sources_ready == [(group, "a"), (group, "b")] == op.joined
 
 
-def test_a_change_that_is_to_wait_with_its_copies_goes_on_when_it_is_told() -> None:
+def test_an_operation_that_waits_before_copying_continues_on_request() -> None:
     meta = Meta()
     meta.begin(options=Options(no_migrate=True))
     run_to(meta, Stage.COPYING)
@@ -459,7 +460,7 @@ def test_a_change_that_is_to_wait_with_its_copies_goes_on_when_it_is_told() -> N
     assert meta.op.state() == "running"
 
 
-def test_the_rate_of_a_change_is_what_was_said_last() -> None:
+def test_the_last_rate_that_was_set_counts() -> None:
     """0 sets no limit; a command that names no rate leaves it unchanged."""
     meta = Meta()
     meta.begin(options=Options(rate_bytes_per_s=7))
@@ -468,7 +469,7 @@ def test_the_rate_of_a_change_is_what_was_said_last() -> None:
         assert meta.op.options.rate_bytes_per_s == wanted
 
 
-def test_a_copy_of_some_slots_is_no_copy_of_the_others() -> None:
+def test_a_copy_record_counts_only_for_its_slots() -> None:
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.COPYING)
@@ -492,19 +493,19 @@ def test_copies_that_differ_are_named() -> None:
     sides = " and ".join(sorted([odd, ", ".join(sorted([right, "e"]))]))
     assert changes.copies_disagree(op, target).endswith(f"differ between {sides}")
     assert isinstance(meta.do(c.ControlOperation(6, op.id, "dead", "me", node=odd)), OperationReply)
-    assert not changes.copies_disagree(op, target), "it is not needed any more"
+    assert not changes.copies_disagree(op, target), "the copy of a dead node is not needed"
 
 
 @pytest.mark.parametrize(
     "options,verb", [(Options(verify=True), "sign-off"), (Options(hold_release_ms=9), "release")]
 )
-def test_old_copies_wait_for_the_approval_that_was_asked_for(options: Options, verb: str) -> None:
+def test_releases_wait_for_the_requested_approval(options: Options, verb: str) -> None:
     meta = Meta()
     meta.begin(options=options)
     run_to(meta, Stage.COPYING)
     early = meta.do(c.ControlOperation(6, meta.op.id, "sign-off", "me"))
     assert isinstance(early, ErrorReply)
-    for one in evidence(meta.op, Stage.COPYING):
+    for one in reports_of(meta.op, Stage.COPYING):
         meta.do(one)
     before = meta.op.stage
     assert before is Stage.COPYING
@@ -512,14 +513,15 @@ def test_old_copies_wait_for_the_approval_that_was_asked_for(options: Options, v
     assert meta.op.stage is Stage.CLEANUP
 
 
-def test_a_pause_keeps_moving_from_ending_and_nothing_before_it() -> None:
-    """A pause never leaves slots closed: every stage up to COPYING is left while paused, COPYING is not."""
+def test_a_pause_delays_only_the_end_of_copying() -> None:
+    """A pause never leaves slots closed: a paused operation leaves every stage before COPYING, but not
+    COPYING."""
     meta = Meta()
     meta.begin()
     assert isinstance(control(meta, "pause", ""), OperationReply)
     assert (meta.op.stage, meta.op.state()) == (Stage.PLANNED, "paused")
     run_to(meta, Stage.COPYING)
-    for one in evidence(meta.op, Stage.COPYING):
+    for one in reports_of(meta.op, Stage.COPYING):
         meta.do(one)
     assert (meta.op.stage, meta.op.state()) == (Stage.COPYING, "paused")
     control(meta, "resume", "")
@@ -529,16 +531,15 @@ def test_a_pause_keeps_moving_from_ending_and_nothing_before_it() -> None:
     assert not meta.op.paused
 
 
-def test_a_hold_counts_from_when_nothing_else_is_missing() -> None:
-    """It does not count from the begin: a hold of 24 h after 24 h of copying is still 24 h; a pause does not
-    change it."""
+def test_a_hold_starts_once_nothing_else_delays_the_release() -> None:
+    """A hold of 24 h after 24 h of copying still takes 24 h. A pause does not change its start."""
     meta = Meta()
     meta.begin(options=Options(hold_release_ms=100, verify=True))
     run_to(meta, Stage.COPYING)
-    for one in evidence(meta.op, Stage.COPYING):
+    for one in reports_of(meta.op, Stage.COPYING):
         meta.do(one)
     counts = meta.op.held_since_ms or meta.op.is_held
-    assert not counts, "it still waits for the sign-off"
+    assert not counts, "the operation still waits for the sign-off"
     control(meta, "sign-off", "")
     assert meta.op.held_since_ms == 7 and meta.op.is_held
     control(meta, "pause", "")
@@ -564,15 +565,15 @@ def test_a_node_drains_for_a_restart_only_if_no_operator_drained_it() -> None:
     assert wanted == [only, keeps, keeps, (False, False), only, only]
 
 
-def test_draining_outlives_an_image_and_a_cancelled_removal() -> None:
-    """Draining is a state of its own: what a change does to the node does not end it."""
+def test_draining_survives_a_restart_and_a_cancelled_removal() -> None:
+    """Draining is a separate state of a node: an operation on the node does not end it."""
     meta = Meta()
     assert isinstance(meta.do(c.SetDraining(5, "b", True, "me")), Accepted)
     meta.do(c.SetDraining(5, "b", True, "me"))
     assert [what for _, _, what in meta.state.image.audit].count("drain b") == 1
     meta.begin("remove-node", "b")
     control(meta, "cancel", "")
-    for one in evidence(meta.op, Stage.CANCELLING):
+    for one in reports_of(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
     again = MetaState.decode(meta.state.encode())
@@ -587,7 +588,7 @@ def control(meta: Meta, verb: str, owner: str, by: str = "me", report: str = "")
     return meta.do(c.ControlOperation(7, meta.op.id, verb, by, owner=owner, ttl_ms=1000, report=report))
 
 
-def test_a_lapsed_lease_is_free_unless_it_was_renewed() -> None:
+def test_an_expired_lease_is_free_unless_it_was_renewed() -> None:
     meta = Meta()
     meta.begin()
     control(meta, "lease", "x")
@@ -596,12 +597,12 @@ def test_a_lapsed_lease_is_free_unless_it_was_renewed() -> None:
     control(meta, "lease", "x")
     control(meta, "unlease", "", by="", report="1")
     lease = meta.op.lease
-    assert lease is not None, "it was renewed after it seemed to lapse"
+    assert lease is not None, "it was renewed before the expiry was applied"
     control(meta, "unlease", "", by="", report="2")
     assert meta.op.lease is None and isinstance(control(meta, "lease", "y"), OperationReply)
 
 
-def test_an_image_is_the_state() -> None:
+def test_an_image_decodes_to_the_same_state() -> None:
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.COPYING)
@@ -615,7 +616,7 @@ def test_progress_reports_of_an_ended_operation_change_nothing() -> None:
     run_to(meta, Stage.DONE)
     before = meta.state.encode()
     for stage in STAGES:
-        for one in evidence(meta.op, stage):
+        for one in reports_of(meta.op, stage):
             assert isinstance(meta.do(one), Accepted)
     after = MetaState.decode(meta.state.encode())
     after.image.applied = MetaState.decode(before).image.applied
@@ -637,7 +638,7 @@ DEAD = Options(dead=True)
 
 
 @pytest.mark.parametrize("stage", [Stage.OPEN, Stage.DONE])
-def test_a_dead_node_is_fenced_from_the_first_entry_on(stage: Stage) -> None:
+def test_a_dead_node_is_fenced_from_the_first_entry_of_its_removal(stage: Stage) -> None:
     meta = Meta()
     meta.begin("remove-node", "b", DEAD)
     assert meta.state.image.retired == ["i-b"] and meta.state.image.nodes["b"].state == "dead"
@@ -652,7 +653,7 @@ def test_a_cancelled_removal_of_a_dead_node_leaves_no_trace() -> None:
     meta.begin("remove-node", "b", DEAD)
     run_to(meta, Stage.SEALED)
     meta.do(c.ControlOperation(4, meta.op.id, "cancel", "me"))
-    for one in evidence(meta.op, Stage.CANCELLING):
+    for one in reports_of(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.state.image.nodes == before and meta.state.image.retired == []
 
@@ -674,7 +675,7 @@ def dead(meta: Meta, name: str) -> Reply:
     return meta.do(c.ControlOperation(4, meta.op.id, "dead", "me", node=name))
 
 
-def test_one_death_amends_an_operation_and_a_second_that_costs_a_quorum_is_refused() -> None:
+def test_a_dead_node_amends_an_operation_and_a_second_that_costs_a_quorum_is_refused() -> None:
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.COPYING)
@@ -689,8 +690,8 @@ def test_one_death_amends_an_operation_and_a_second_that_costs_a_quorum_is_refus
 
 @pytest.mark.parametrize("others", [("a",), ("a", "b")])
 def test_a_death_that_costs_a_quorum_with_a_member_that_left_is_refused(others: tuple[str, ...]) -> None:
-    """The member that left stayed a voter in place of a node that died before it joined, and is ignored. Half
-    of an even number is no quorum."""
+    """The member that left stayed a voter in place of a node that died before it joined, so it does not
+    count. Half of an even number is no quorum."""
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.COPYING)
@@ -712,14 +713,14 @@ def test_a_cancelled_removal_does_not_revive_nodes_that_an_earlier_change_fenced
     meta.begin("remove-node", "c", DEAD)
     assert meta.op.dead == ["c"] and meta.op.fenced == []
     meta.do(c.ControlOperation(4, meta.op.id, "cancel", "me"))
-    for one in evidence(meta.op, Stage.CANCELLING):
+    for one in reports_of(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
     assert meta.state.image.nodes["c"].state == "dead" and meta.state.image.retired == ["i-c"]
 
 
-def test_members_are_those_that_the_group_reported() -> None:
-    """A group whose newcomer died retains the member that would have left."""
+def test_the_recorded_members_are_those_that_the_group_reported() -> None:
+    """A group whose new member died retains the member that would have left."""
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.RECONFIGURING)
@@ -730,14 +731,14 @@ def test_members_are_those_that_the_group_reported() -> None:
 
 
 def test_a_command_under_a_lost_lock_has_no_effect() -> None:
-    """A program that slept until its lock lapsed sends commands that it had decided on before."""
+    """A program that was suspended until its lock expired sends the commands that it had decided before."""
     meta = Meta()
     taken = meta.do(c.TakeLock(1, "ann@here 1", "add-node e", "ann", 30_000))
     assert isinstance(taken, LockReply)
     serial = taken.lock.serial
     assert isinstance(meta.do(c.SetDraining(2, "a", True, "ann", serial)), Accepted)
     meta.do(c.DropLock(3, serial, "bob", "taken away"))
-    for _ in range(2):  # held by nobody, then by another
+    for _ in range(2):  # first nobody holds the lock, then another program
         late: list[Callable[[], Reply]] = [
             lambda: meta.begin(lock=serial),
             lambda: meta.do(c.SetDraining(4, "a", False, "", serial)),
@@ -747,12 +748,14 @@ def test_a_command_under_a_lost_lock_has_no_effect() -> None:
             assert isinstance(refused, ErrorReply) and refused.details == {"lost": True}
         meta.do(c.TakeLock(5, "bob@there 2", "a roll", "bob", 30_000))
     assert meta.state.image.nodes["a"].draining and not meta.state.image.operations
-    assert isinstance(meta.do(c.SetDraining(6, "a", False, "ann")), Accepted), "without a lock, as ever"
+    assert isinstance(meta.do(c.SetDraining(6, "a", False, "ann")), Accepted), (
+        "a command without a lock is accepted"
+    )
     assert not isinstance(meta.begin(), ErrorReply)
 
 
 def test_the_last_ttl_that_was_set_counts() -> None:
-    """Also without a new column; a request without a TTL leaves it unchanged, and 0 removes it."""
+    """A TTL needs no new column. A request without a TTL leaves it unchanged, and 0 removes it."""
     meta, columns = Meta(), (Column("d", "STRING", True), Column("v", "DOUBLE", False))
     ttls = []
     for said in (5_000, None, 7_000, 7_000, 0):
@@ -778,7 +781,9 @@ def test_a_dropped_table_accepts_no_rows_and_retains_its_columns() -> None:
 
     assert isinstance(do(c.DropTable(1, "root.a", "m", 1)), ErrorReply)
     put(tag, v)
-    assert isinstance(do(c.DropTable(1, "root.a", "m", 2)), ErrorReply), "it is another one by now"
+    assert isinstance(do(c.DropTable(1, "root.a", "m", 2)), ErrorReply), (
+        "a drop of another table version is refused"
+    )
     for _ in range(2):
         assert isinstance(do(c.DropTable(1, "root.a", "m", 1)), Accepted)
     (kept,) = state.image.schemas
@@ -793,5 +798,5 @@ def test_a_dropped_table_accepts_no_rows_and_retains_its_columns() -> None:
     assert len([a for a in state.image.audit if "dropped" in a[2]]) == 1
     do(c.DropTable(1, "root.a", "m", 2))
     again = put(tag, v)
-    assert isinstance(again, SchemaInForce), "also with no new column"
+    assert isinstance(again, SchemaInForce), "a dropped table gets a new version even without a new column"
     assert (again.schema.version, again.schema.dropped) == (3, False)

@@ -1,4 +1,5 @@
-"""The cluster's feature level: an entry raises it, it never falls, and only nodes that speak it apply it."""
+"""The cluster's feature level: an entry raises it, it never falls, and only nodes that support it apply
+it."""
 
 import pytest
 
@@ -41,8 +42,8 @@ def test_a_new_cluster_begins_at_the_level_of_its_first_entry() -> None:
         do(MetaState(levels=Levels(FIRST, FIRST)), first)
 
 
-def test_a_node_that_does_not_speak_the_level_stops_and_says_why() -> None:
-    """The state is as before the entry: nothing of it was applied."""
+def test_a_node_that_does_not_support_the_level_stops_with_the_reason() -> None:
+    """The entry is not applied: the state is as before it."""
     state = MetaState()
     with pytest.raises(EntryFailed) as failed:
         do(state, c.RaiseLevel(7, 99, "ann"))
@@ -55,7 +56,7 @@ def test_a_node_that_does_not_speak_the_level_stops_and_says_why() -> None:
     [(Levels(1, 2), "iotctl cluster upgrade"), (Levels(4, 5), "iotctl cluster finalize-upgrade")],
 )
 def test_a_state_of_another_level_is_refused(levels: Levels, step: str) -> None:
-    """The level is too new for an old release, or too old for a release that no longer speaks it."""
+    """The level is too new for an old release, or too old for a release that no longer supports it."""
     state = MetaState(levels=Levels(1, 3))
     do(state, c.RaiseLevel(7, 3, "ann"))
     with pytest.raises(Refused, match=f"feature level 3, this node speaks {levels}") as refused:

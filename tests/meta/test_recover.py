@@ -26,7 +26,7 @@ from nodeagent.partition.recovery import lost_groups
 from nodeagent.partition.ring import initial_ring
 from nodeagent.partition.table import initial_table
 
-from .test_changes import Meta, control, evidence, node
+from .test_changes import Meta, control, node, reports_of
 
 
 @pytest.fixture
@@ -41,17 +41,21 @@ def record(meta: Meta, owner: str) -> GroupRecord:
     return found
 
 
-def heirs(meta: Meta, heads: dict[str, str]) -> tuple[RecoveryLeader, ...]:
-    return tuple(RecoveryLeader(record(meta, owner).group, head, 40) for owner, head in heads.items())
+def recovery_leaders(meta: Meta, leaders: dict[str, str]) -> tuple[RecoveryLeader, ...]:
+    return tuple(RecoveryLeader(record(meta, owner).group, leader, 40) for owner, leader in leaders.items())
 
 
 BC = {"a": "a", "b": "d"}
 """The groups of a and b, which are lost without b and c, with their recovery leaders."""
 
 
-def give_up(meta: Meta, nodes: Collection[str] = "bc", heads: dict[str, str] = BC, version: int = 0) -> Reply:
+def force_recover(
+    meta: Meta, nodes: Collection[str] = "bc", leaders: dict[str, str] = BC, version: int = 0
+) -> Reply:
     return meta.do(
-        c.ForceRecover(5, tuple(nodes), heirs(meta, heads), version or meta.state.placement.version, "me")
+        c.ForceRecover(
+            5, tuple(nodes), recovery_leaders(meta, leaders), version or meta.state.placement.version, "me"
+        )
     )
 
 
@@ -59,13 +63,13 @@ def refused(reply: Reply, text: str) -> None:
     assert isinstance(reply, ErrorReply) and text in f"{reply.what} {reply.next_step}", reply
 
 
-def test_lost_groups_continue_with_living_members_and_the_dead_are_fenced(meta: Meta) -> None:
-    reply = give_up(meta)
+def test_lost_groups_continue_with_living_members_and_dead_nodes_are_fenced(meta: Meta) -> None:
+    reply = force_recover(meta)
     assert isinstance(reply, Accepted)
     recovery = Recovery("a", 40, f"op-{reply.index}")
     assert (record(meta, "a").members, record(meta, "a").recovery) == (("a",), recovery)
     assert record(meta, "b").members == ("d",) and record(meta, "b").recovery is not None
-    kept = record(meta, "c")  # c, d, e: it has a majority, so the ordinary way takes c out of it
+    kept = record(meta, "c")  # c, d, e has a majority: an ordinary removal replaces c
     assert kept.members == ("c", "d", "e") and kept.recovery is None
     assert {n: r.state for n, r in meta.state.image.nodes.items() if r.state == DEAD} == {
         "b": DEAD,
@@ -79,12 +83,12 @@ def test_lost_groups_continue_with_living_members_and_the_dead_are_fenced(meta: 
 
 
 def test_no_change_begins_before_every_recovery_is_completed(meta: Meta) -> None:
-    """A recovery that was dropped while its leader may still carry it out would be carried out too late."""
-    reply = give_up(meta)
+    """If a change dropped a recovery, its recovery leader could still execute it later."""
+    reply = force_recover(meta)
     assert isinstance(reply, Accepted)
     refused(meta.begin("remove-node", "b", Options(dead=True)), "is being recovered")
     one, two = record(meta, "a").group, record(meta, "b").group
-    meta.do(c.RecoveryCompleted(6, one, "op-1"))  # of another recovery: late, and of no account
+    meta.do(c.RecoveryCompleted(6, one, "op-1"))  # a late report of another recovery has no effect
     assert record(meta, "a").recovery is not None
     for group in (one, one, two):
         meta.do(c.RecoveryCompleted(6, group, f"op-{reply.index}"))
@@ -93,11 +97,11 @@ def test_no_change_begins_before_every_recovery_is_completed(meta: Meta) -> None
     assert isinstance(begun, OperationReply)
     assert begun.operation.dead == ["b", "c"] and meta.state.image.retired == ["i-b", "i-c"]
     source = next(m for m in begun.operation.moves if m.source == two)
-    assert source.source_members == ("d",), "the members as they are, not as the ring has them"
+    assert source.source_members == ("d",), "the members are the present ones, not those of the ring"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "heads", "text"),
+    ("nodes", "leaders", "text"),
     [
         ("", {}, "no lost node is named"),
         ("bz", BC, "no node z"),
@@ -110,28 +114,28 @@ def test_no_change_begins_before_every_recovery_is_completed(meta: Meta) -> None
     ],
 )
 def test_a_recovery_that_does_not_fit_the_state_is_refused(
-    meta: Meta, nodes: str, heads: dict[str, str], text: str
+    meta: Meta, nodes: str, leaders: dict[str, str], text: str
 ) -> None:
     """A refused recovery changes nothing."""
     before = (dict(meta.state.image.groups), dict(meta.state.image.nodes), list(meta.state.image.retired))
-    refused(give_up(meta, nodes, heads), text)
+    refused(force_recover(meta, nodes, leaders), text)
     assert before == (meta.state.image.groups, meta.state.image.nodes, meta.state.image.retired)
 
 
 def test_a_recovery_is_refused_during_a_change_and_after_it(meta: Meta) -> None:
-    """The members that a group gets by a change are not those that the caller read."""
+    """A change gives a group other members than those that the caller read."""
     looked = meta.state.placement.version
     meta.begin("add-node", "g")
-    refused(give_up(meta), "is open")
+    refused(force_recover(meta), "is open")
     control(meta, "cancel", "")
-    for one in evidence(meta.op, meta.op.stage):
+    for one in reports_of(meta.op, meta.op.stage):
         meta.do(one)
-    assert isinstance(give_up(meta, version=looked), Accepted)
-    refused(give_up(meta, version=looked + 7), "table version")
+    assert isinstance(force_recover(meta, version=looked), Accepted)
+    refused(force_recover(meta, version=looked + 7), "table version")
 
 
 def test_a_second_recovery_replaces_one_whose_leader_died() -> None:
-    """R = 7. The two living members are a majority of three, but those three never led the group."""
+    """With R = 7, the two living members are a majority of three, but those three never elected a leader."""
     names = "abcdefgh"
     meta = Meta()
     meta.state = MetaState()
@@ -139,24 +143,24 @@ def test_a_second_recovery_replaces_one_whose_leader_died() -> None:
     table = initial_table(initial_ring(list(names)), 16).to_wire()
     meta.do(c.Bootstrap(1, "id", settings, tuple(node(n) for n in names), table))
     lost = meta.state.recovery.lost("defg")
-    heads = {meta.state.image.groups[g].owner: left[0] for g, left in lost.items()}
-    assert isinstance(give_up(meta, "defg", heads), Accepted)
+    leaders = {meta.state.image.groups[g].owner: left[0] for g, left in lost.items()}
+    assert isinstance(force_recover(meta, "defg", leaders), Accepted)
     first = record(meta, "a").recovery
     assert first is not None and first.head == "a"
-    assert meta.state.recovery.lost("") == {}, "the first one is still to be carried out"
+    assert meta.state.recovery.lost("") == {}, "the first recovery is not completed"
     lost = meta.state.recovery.lost("a")
     assert lost[record(meta, "a").group] == ("b", "c")
-    heads = {meta.state.image.groups[g].owner: left[0] for g, left in lost.items()}
-    assert isinstance(give_up(meta, "adefg", heads), Accepted)
+    leaders = {meta.state.image.groups[g].owner: left[0] for g, left in lost.items()}
+    assert isinstance(force_recover(meta, "adefg", leaders), Accepted)
     second = record(meta, "a").recovery
     assert second is not None and second.head == "b" and second.operation != first.operation
-    assert meta.state.image.retired == ["i-d", "i-e", "i-f", "i-g", "i-a"], "each once"
+    assert meta.state.image.retired == ["i-d", "i-e", "i-f", "i-g", "i-a"], "each incarnation is retired once"
     meta.do(c.RecoveryCompleted(6, record(meta, "a").group, first.operation))
     assert record(meta, "a").recovery == second
 
 
-def test_a_member_that_left_the_cluster_is_none_of_the_living(meta: Meta) -> None:
-    """It stayed a voter in place of a node that died before it joined, and is ignored."""
+def test_a_member_that_left_the_cluster_does_not_count_as_living(meta: Meta) -> None:
+    """The member stayed a voter in place of a node that died before it joined, so it does not count."""
     group = record(meta, "a")
     left = msgspec.structs.replace(group, members=("a", "c", "gone"))
     meta.state.image.groups[group.group] = left

@@ -1,4 +1,5 @@
-"""The cluster lock and the records of runs: one fenced owner; every entry is recorded once, at its number."""
+"""The cluster lock and the records of runs: a lock has one fenced owner, and every entry is recorded once, at
+its number."""
 
 import pytest
 
@@ -52,7 +53,7 @@ def code(reply: Reply) -> str:
 
 
 def test_the_audit_log_records_once_who_took_the_lock(meta: Meta) -> None:
-    """The lock is renewed every few seconds, which the audit log must not show."""
+    """The owner renews the lock every few seconds; the audit log must not list the renewals."""
     lock = meta.taken()
     told = list(meta.state.image.audit)
     assert [what for *_, what in told] == [f"lock {lock.serial} taken by {ANN}: a roll"]
@@ -74,7 +75,7 @@ def test_a_retried_request_takes_the_same_lock(meta: Meta) -> None:
     assert meta.taken().serial == meta.taken().serial
 
 
-def test_a_renewal_keeps_the_serial_and_a_lapse_seen_before_it_drops_nothing(meta: Meta) -> None:
+def test_a_renewed_lock_keeps_its_serial_and_is_not_dropped_by_an_earlier_expiry(meta: Meta) -> None:
     lock = meta.taken()
     renewed = meta.take(serial=lock.serial)
     assert isinstance(renewed, LockReply) and renewed.lock.serial == lock.serial
@@ -82,8 +83,8 @@ def test_a_renewal_keeps_the_serial_and_a_lapse_seen_before_it_drops_nothing(met
     assert isinstance(meta.drop(lock.serial, renewed.lock.renewed), Accepted)
 
 
-def test_a_lapsed_lock_is_not_renewed(meta: Meta) -> None:
-    """Otherwise an owner that slept would continue without noticing that another owner worked in between."""
+def test_an_expired_lock_is_not_renewed(meta: Meta) -> None:
+    """Otherwise an owner that was suspended would not notice that another owner worked in between."""
     lock = meta.taken()
     meta.drop(lock.serial)
     other = meta.taken(BOB)
@@ -94,7 +95,7 @@ def test_a_lapsed_lock_is_not_renewed(meta: Meta) -> None:
     assert code(meta.take(serial=lock.serial)) == "refused"
 
 
-def test_only_the_present_lock_is_released(meta: Meta) -> None:
+def test_only_the_current_lock_is_released(meta: Meta) -> None:
     first = meta.taken()
     meta.drop(first.serial)
     second = meta.taken(BOB)

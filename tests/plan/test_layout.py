@@ -31,7 +31,7 @@ def ring_of(zones: str) -> Ring:
 
 
 @pytest.mark.parametrize(
-    ("zones", "replicas", "crowded"),
+    ("zones", "replicas", "overlaps"),
     [
         ("abcabc", 3, 0),
         ("abcab", 3, 2),  # b4 a0 b1, a3 b4 a0
@@ -45,14 +45,14 @@ def ring_of(zones: str) -> Ring:
     ],
 )
 def test_a_group_has_no_more_members_in_a_zone_than_its_quorum_can_lose(
-    zones: str, replicas: int, crowded: int
+    zones: str, replicas: int, overlaps: int
 ) -> None:
     ring = ring_of(zones)
     found = crowds(ring, by_letter(ring.names), replicas)
-    assert len(found) == crowded
-    for crowd in found:
-        members = ring.members(crowd.owner, replicas)
-        assert set(crowd.nodes) <= set(members) and {n[0] for n in crowd.nodes} == {crowd.zone}
+    assert len(found) == overlaps
+    for overlap in found:
+        members = ring.members(overlap.owner, replicas)
+        assert set(overlap.nodes) <= set(members) and {n[0] for n in overlap.nodes} == {overlap.zone}
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=7), st.integers(1, 5))

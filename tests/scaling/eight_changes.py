@@ -22,7 +22,7 @@ from nodeagent.model.requests import Reply, SealedSessions, SessionOpened
 from nodeagent.partition.ranges import from_slots, union
 from nodeagent.scaling import moving
 from nodeagent.wire.codec import encode_reply
-from tests.meta.test_changes import Meta, evidence
+from tests.meta.test_changes import Meta, reports_of
 
 WRITES = 100
 """Of each writer in each slot."""
@@ -95,7 +95,7 @@ class Cluster:
             Stage.CLEANUP,
         ):
             self._carry_out(op, stage)
-            for one in evidence(op, stage):
+            for one in reports_of(op, stage):
                 if not isinstance(one, c.SealedBy):
                     self.tell(one)
         assert op.stage is Stage.DONE
