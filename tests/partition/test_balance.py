@@ -1,4 +1,4 @@
-"""Balancers: few moves, even tables, same result everywhere."""
+"""Balancers: few moves, balanced tables, and the same result on every machine."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def historic(nodes: int) -> list[list[int]]:
 
 
 def test_historic_add() -> None:
-    """Old IoTDB growing 3 -> 10: the moved counts its own tests show."""
+    """Old IoTDB grows from 3 to 10 nodes: the moved counts are those of its own tests."""
     groups = historic(3)
     moved = []
     for _ in range(7):
@@ -37,14 +37,14 @@ def test_historic_add() -> None:
     assert moved == [2500, 2000, 1670, 1432, 1250, 1112, 1000]
 
 
-def test_historic_add_leaves_the_rest_to_the_new_node() -> None:
-    """6 nodes: 1666 x 5 and 1670, a difference of 4."""
+def test_historic_add_gives_the_remainder_to_the_new_node() -> None:
+    """Six nodes own 1666 x 5 and 1670 slots, a difference of 4."""
     kept, new = move_slots_to_new(historic(5))
     assert [len(k) for k in kept] == [1666] * 5 and len(new) == 1670
 
 
 def test_historic_remove() -> None:
-    """Round robin: 5 -> 4 gives 2500 each."""
+    """Slots are dealt round robin: 5 -> 4 nodes gives 2500 each."""
     groups = historic(5)
     after = retrieve_slots_round_robin(groups[0], groups[1:])
     assert [len(g) for g in after] == [2500] * 4
@@ -66,15 +66,15 @@ def owners_of(counts: list[int]) -> np.ndarray:
 
 
 def test_five_to_six_moves_1666() -> None:
-    """The least possible, where old IoTDB moved 1 670."""
+    """This is the minimum; old IoTDB moved 1 670."""
     owners = owners_of([2000] * 5)
     after = balanced(owners, [1.0] * 6)
     assert int((after != owners).sum()) == 1666 == lower_bound_slots([2000] * 5 + [0], [1.0] * 6)
     assert sorted(np.bincount(after).tolist()) == [1666, 1666, 1667, 1667, 1667, 1667]
 
 
-def test_last_slots_go_when_sizes_are_unknown() -> None:
-    """As in old IoTDB a giver gives its last slots, so that ranges stay long."""
+def test_the_last_slots_move_if_sizes_are_unknown() -> None:
+    """As in old IoTDB, a group gives its last slots, so that ranges stay long."""
     after = balanced(owners_of([6, 6]), [1.0] * 3)
     assert np.flatnonzero(after == 2).tolist() == [4, 5, 10, 11]
 
@@ -85,7 +85,8 @@ weights = st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.7, 10.0]), min_size=1,
 @given(weights, st.data())
 @settings(max_examples=200, deadline=None)
 def test_any_table_becomes_balanced_with_the_fewest_moves(w: list[float], data: st.DataObject) -> None:
-    """For any start, weights and leaving nodes, loads differ by at most 1 and moves equal the bound."""
+    """For any initial table, weights and leaving nodes, loads differ by at most 1 and the moves equal the
+    bound."""
     counts = data.draw(st.lists(st.integers(0, 60), min_size=len(w), max_size=len(w)))
     counts[0] += 1
     leaving = data.draw(st.sets(st.integers(0, len(w) - 1), max_size=len(w) - 1))
@@ -109,7 +110,7 @@ def test_any_table_becomes_balanced_with_the_fewest_moves(w: list[float], data: 
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=3), st.integers(0, 2))
 @settings(max_examples=60, deadline=None)
 def test_bound_is_tight_by_brute_force(counts: list[int], leaving: int) -> None:
-    """No balanced table of three equal nodes (one leaving or none) is reached with fewer moves."""
+    """No balanced table of three equal nodes (one or none leaving) is reached with fewer moves."""
     total = sum(counts)
     w = [0.0 if i == leaving and total > 0 else 1.0 for i in range(3)]
     best = total
@@ -121,7 +122,8 @@ def test_bound_is_tight_by_brute_force(counts: list[int], leaving: int) -> None:
 
 
 def test_windows_of_equal_and_of_decimal_weights() -> None:
-    """Equal: floor and floor + 1. Weighted: every choice inside differs by at most 1 load."""
+    """Equal weights allow floor and floor + 1; with other weights every allowed choice differs by at most 1
+    load."""
     assert windows([1.0] * 6, N) == [(1666, 1667)] * 6
     assert windows([2.0, 2.0], 10) == [(5, 6)] * 2
     low, high = windows([1.0, 3.0], 400)
@@ -129,8 +131,8 @@ def test_windows_of_equal_and_of_decimal_weights() -> None:
     assert windows([1.0] * 5, 3) == [(0, 1)] * 5
 
 
-def test_bytes_are_shared_out_not_only_slots() -> None:
-    """A newcomer gets near its share of bytes, although most slots are empty and sizes are skewed."""
+def test_bytes_are_balanced_as_well_as_slots() -> None:
+    """A new node gets nearly its share of bytes, although most slots are empty and sizes are skewed."""
     rng = np.random.default_rng(3)
     sizes = np.zeros(N, np.int64)
     filled = rng.choice(N, 1500, replace=False)
@@ -142,7 +144,7 @@ def test_bytes_are_shared_out_not_only_slots() -> None:
     assert int((sizes[after != owners] > 0).sum()) >= 200
 
 
-def test_bytes_of_a_leaver_are_dealt_evenly() -> None:
+def test_bytes_of_a_leaving_node_are_distributed_evenly() -> None:
     """The remaining nodes end with nearly equal bytes."""
     rng = np.random.default_rng(4)
     sizes = rng.integers(0, 1000, N)
@@ -153,8 +155,9 @@ def test_bytes_of_a_leaver_are_dealt_evenly() -> None:
 
 
 @pytest.mark.parametrize("old", [5, 100])
-def test_many_givers_of_few_slots_still_give_data(old: int) -> None:
-    """Rounding is carried from giver to giver: the newcomer's non-empty share does not round to 0."""
+def test_many_groups_with_few_slots_still_give_data(old: int) -> None:
+    """Rounding is carried from group to group, so the new node's share of non-empty slots does not round to
+    0."""
     owners = owners_of([10] * old)
     sizes = np.zeros(10 * old, np.int64)
     sizes[::10] = 7

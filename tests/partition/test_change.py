@@ -1,4 +1,4 @@
-"""Changes: member lists, the four rules, planning towards a table."""
+"""Changes: member lists, the four rules, and planning for a target table."""
 
 import msgspec
 import numpy as np
@@ -44,7 +44,7 @@ def test_remove_3() -> None:
 
 
 def test_groups_grow_while_there_are_fewer_nodes_than_replicas() -> None:
-    """R = 3: the third node joins both groups and nobody leaves."""
+    """With R = 3 the third node joins both groups and no node leaves."""
     ring = initial_ring(["n1", "n2"])
     new = ring.adding(RingNode("n3", place_between(ring, "n1")))
     assert lists(ch.group_changes(ring, new, 3)) == {
@@ -80,10 +80,11 @@ def test_pre_and_formal_remove_by_example() -> None:
     st.lists(st.booleans(), max_size=6),
 )
 @settings(max_examples=200, deadline=None)
-def test_rules_in_any_order_of_duplicates_end_at_the_derivation(
+def test_repeated_rules_in_any_order_give_the_members_of_the_new_ring(
     n: int, replicas: int, add: bool, at: int, steps: list[bool]
 ) -> None:
-    """Any run of pre and formal that has one formal gives the new ring's members, and stays there."""
+    """Any sequence of pre and formal rules that contains one formal rule gives the members of the new ring,
+    and repeats keep them."""
     ring = initial_ring([f"n{i}" for i in range(n)])
     if add:
         kind, node = ch.ChangeKind.ADD, "new"
@@ -100,13 +101,13 @@ def test_rules_in_any_order_of_duplicates_end_at_the_derivation(
         for formal in [*steps, True, *steps]:
             before = members
             members = (ch.FORMAL if formal else ch.PRE)[kind](members, node, new, replicas)
-            assert formal or set(members) >= set(before), "pre only adds"
+            assert formal or set(members) >= set(before), "a pre rule only adds members"
             assert len(members) <= replicas + 1
         assert members == new.members(owner, replicas)
 
 
 def test_change_round_trip_derives_the_same_change() -> None:
-    """Only the tables are stored; moves and members come out equal."""
+    """Only the tables are stored; the derived moves and members are equal."""
     change = plan_add(table_of(5), "n6", "n2", 3)
     wire = msgspec.msgpack.decode(msgspec.msgpack.encode(change.to_wire()), type=ch.ChangeWire)
     assert ch.Change.from_wire(wire) == change
@@ -115,7 +116,7 @@ def test_change_round_trip_derives_the_same_change() -> None:
 
 
 def test_change_whose_rings_do_not_fit_its_kind_is_refused() -> None:
-    """An add that adds another node, or nothing, never enters the log."""
+    """An add that adds another node, or none, never enters the log."""
     change = plan_add(table_of(5), "n6", "n2", 3)
     with pytest.raises(InvalidInput):
         ch.change_between(ch.ChangeKind.ADD, "n7", change.old, change.new, 3)
@@ -124,7 +125,8 @@ def test_change_whose_rings_do_not_fit_its_kind_is_refused() -> None:
 
 
 def test_refusals_of_the_planner() -> None:
-    """A newcomer on the ring, an unknown place or leaving node, and a ring that would be smaller than R."""
+    """The planner refuses a new node that is on the ring, an unknown place or leaving node, and a ring
+    smaller than R."""
     table = table_of(4)
     with pytest.raises(Refused):
         plan_add(table, "n1", None, 3)
@@ -139,7 +141,7 @@ def test_refusals_of_the_planner() -> None:
 
 
 def brute_placement(old: PartitionTable, new: PartitionTable, replicas: int, sizes: np.ndarray) -> int:
-    """Slot by slot, as the definition says."""
+    """Compute the bytes slot by slot, by the definition."""
     return sum(
         int(sizes[s])
         * len(set(new.ring.members(new.route(s), replicas)) - set(old.ring.members(old.route(s), replicas)))
@@ -218,14 +220,14 @@ def test_several_adds_move_no_slot_twice() -> None:
     assert [c.old for c in changes[1:]] == [c.new for c in changes[:-1]]
 
 
-def test_several_adds_after_a_node_stand_in_the_order_given() -> None:
+def test_several_adds_after_a_node_keep_the_given_order() -> None:
     """--after names the place of the first node; the others follow it."""
     changes = plan_adds(table_of(3), [("a", 1.0), ("b", 1.0)], "n1", 3)
     assert changes[-1].new.ring.names == ("n1", "a", "b", "n2", "n3")
 
 
 def test_several_removes_move_no_slot_twice() -> None:
-    """8 -> 5 in three changes: only the slots of leaving nodes move, each once."""
+    """8 -> 5 nodes in three changes: only the slots of leaving nodes move, each once."""
     table = table_of(8, 10_000)
     changes = plan_removes(table, ["n2", "n3", "n8"], 3)
     moved = [s for c in changes for m in c.moves for a, b in m.slots for s in range(a, b)]
@@ -235,12 +237,12 @@ def test_several_removes_move_no_slot_twice() -> None:
 
 
 def test_weight_two_gets_twice_the_slots() -> None:
-    """Weights are shares."""
+    """Weights are shares of the slots."""
     change = plan_add(table_of(4, 600), "big", None, 3, weight=2.0)
     assert change.new.counts()["big"] == 200
 
 
-def test_rebalance_ends_at_a_balanced_table_and_then_has_nothing_to_do() -> None:
+def test_a_rebalance_balances_the_table_and_a_second_one_is_empty() -> None:
     """The old remainder rule leaves 1428 x 6 + 1432; a few moves balance it."""
     table = table_of(7, 10_000)
     change = plan_rebalance(table, 3)
@@ -259,7 +261,7 @@ def test_node_bytes_count_every_replica() -> None:
 
 
 def test_repeated_adds_spread_over_the_ring_when_nothing_is_stored() -> None:
-    """Equal cost everywhere: the widest gap is taken, so that places do not run out."""
+    """All places cost the same, so the widest gap is used and places do not run out."""
     changes = plan_adds(table_of(2), [(f"x{i}", 1.0) for i in range(62)], None, 3)
     ring: Ring = changes[-1].new.ring
     positions = [n.position for n in ring.nodes]

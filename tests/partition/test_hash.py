@@ -47,19 +47,19 @@ def test_standard_vectors(group: str, partition: int, slot: int) -> None:
 
 @pytest.mark.parametrize(("group", "partition", "slot"), flat(BOTH, LEGACY))
 def test_legacy_vectors(group: str, partition: int, slot: int) -> None:
-    """Legacy mode repeats the original's character count and sign-extended tail."""
+    """Legacy mode reproduces the character count and the sign-extended tail of the original."""
     assert slot_of(group, partition, 0, settings("legacy")) == slot
 
 
 def test_one_shard_hashes_without_the_shard_and_more_shards_with_it() -> None:
-    """shards = 1 is the exact old routing; with 8 each shard has its own slot."""
+    """One shard gives exactly the old routing; with 8 shards each has its own slot."""
     assert slot_of("root.sg1", 0, 0, settings(shards=1)) == 4393
     slots = {slot_of("root.sg1", 0, s, settings(shards=8)) for s in range(8)}
     assert len(slots) == 8
 
 
 def test_slots_are_evenly_used() -> None:
-    """20 000 keys over 100 slots: every slot near its mean of 200."""
+    """20 000 keys are hashed to 100 slots: every slot has nearly the mean of 200."""
     few = ClusterSettings(name="c", slots=100, shards=1)
     used = [0] * 100
     for i in range(200):
@@ -82,14 +82,14 @@ def test_time_partition_floors_and_legacy_truncates() -> None:
 
 @pytest.mark.parametrize("mode", ["murmur3", "legacy"])
 def test_time_span_inverts_time_partition(mode: str) -> None:
-    """The span of a partition is exactly the times that fall into it."""
+    """The span of a partition consists of exactly the times that are in the partition."""
     for p in range(-3, 4):
         first, last = time_span(p, 10, mode)
         assert [t for t in range(-60, 60) if time_partition(t, 10, mode) == p] == list(range(first, last + 1))
 
 
 def test_shard_depends_on_every_tag_and_on_null() -> None:
-    """Length prefixes and null marks keep different devices apart."""
+    """Length prefixes and null marks distinguish devices."""
     many = 1 << 30
     devices = [("ab", "c"), ("a", "bc"), ("", "abc"), (None, "abc"), ("abc",), ("abc", ""), ("", None, "abc")]
     assert len({shard_of(d, many) for d in devices}) == len(devices)
@@ -101,5 +101,5 @@ def test_shard_is_stable_when_a_tag_column_is_added() -> None:
 
 
 def test_shard_value_is_pinned() -> None:
-    """The shard hash is stored routing: it may never change."""
+    """The shard hash determines where stored rows are: it may never change."""
     assert [shard_of((f"dev{i}", None, "x"), 8) for i in range(8)] == [5, 5, 1, 7, 4, 0, 0, 2]

@@ -1,4 +1,4 @@
-"""Rebalance: loads even where whole slots allow, few moves, and nothing left to do afterwards."""
+"""A rebalance balances loads as far as whole slots allow, moves few slots, and leaves nothing to move."""
 
 import itertools
 from collections.abc import Iterator
@@ -42,7 +42,8 @@ def small_case(seed: int) -> tuple[OwnerIndex, list[float], ByteArray]:
 
 
 def levels(owners: OwnerIndex, weights: list[float], loads: ByteArray) -> list[float]:
-    """Highest first. A giant may keep the highest where it is; then those below it sink."""
+    """The loads, highest first. A giant slot may keep the highest load unchanged; then the next loads
+    decrease."""
     held = np.bincount(owners, loads, minlength=len(weights)) / np.array(weights)
     return sorted(held.tolist(), reverse=True)
 
@@ -68,7 +69,9 @@ def test_a_second_plan_is_empty(cluster: tuple[OwnerIndex, list[float], ByteArra
         return
     after = first.new.owners.astype(np.int64)
     assert levels(after, weights, loads) < levels(owners, weights, loads)
-    assert all(loads[s] for s in np.flatnonzero(after != owners)), "an empty slot makes nothing even"
+    assert all(loads[s] for s in np.flatnonzero(after != owners)), (
+        "a move of an empty slot does not balance anything"
+    )
 
 
 @given(clusters(), st.integers(1, 9))
@@ -142,7 +145,7 @@ def test_many_slots_become_even_with_few_moves(groups: int, slots: int) -> None:
 
 
 def test_a_giant_slot_stays_and_the_rest_becomes_even() -> None:
-    """Its group gives all other slots away; the other groups become even."""
+    """The group of the giant slot gives away all other slots; the other groups become even."""
     loads = np.full(100, 10, np.int64)
     loads[0] = 2_000
     owners = np.where(np.arange(100) < 60, 0, 1 + np.arange(100) % 3)
@@ -152,15 +155,15 @@ def test_a_giant_slot_stays_and_the_rest_becomes_even() -> None:
     assert held.max() - held.min() <= 20 or held.max() <= AIM * loads.sum() / 4
 
 
-def test_a_group_of_double_weight_carries_double() -> None:
+def test_a_group_of_double_weight_has_double_load() -> None:
     loads = np.full(90, 7, np.int64)
     after = evened(np.zeros(90, np.int64), [1.0, 2.0], loads)
     held = np.bincount(after, loads, minlength=2)
     assert held[1] == pytest.approx(2 * held[0], rel=0.1)
 
 
-def test_swaps_reach_what_moves_alone_do_not() -> None:
-    """{6, 6} and {4, 4}: no move helps, one swap makes both 10."""
+def test_swaps_balance_groups_that_moves_alone_do_not() -> None:
+    """For {6, 6} and {4, 4} no move helps, but one swap makes both 10."""
     loads = np.array([6, 6, 4, 4], np.int64)
     after = evened(np.array([0, 0, 1, 1]), [1.0, 1.0], loads)
     assert max_over_mean(after, [1.0, 1.0], loads) == 1.0
@@ -168,15 +171,15 @@ def test_swaps_reach_what_moves_alone_do_not() -> None:
 
 
 def test_the_best_moves_come_first() -> None:
-    """With a limit the largest slots leave the fullest group, not the first slots."""
+    """With a limit the fullest group gives its largest slots, not its first slots."""
     loads = np.array([1, 1, 50, 60, 1, 1, 1, 1], np.int64)
     owners = np.array([0, 0, 0, 0, 1, 1, 2, 2])
     after = evened(owners, [1.0] * 3, loads, 1)
     assert np.flatnonzero(after != owners).tolist() in ([2], [3])
 
 
-def test_the_fullest_group_gives_first_and_what_costs_least() -> None:
-    """By slots: a and b have too many, a more; of a's slots the one with the fewest bytes goes."""
+def test_the_fullest_group_gives_its_cheapest_slots_first() -> None:
+    """Groups a and b have too many slots, a has more; of its slots, a gives the one with the fewest bytes."""
     table = initial_table(initial_ring(["a", "b", "c", "d"]), 12)  # three slots each
     lopsided = table.moved({"a": ((6, 8), (9, 10)), "b": ((10, 11),)}, table.ring, 4)
     assert lopsided.counts() == {"a": 6, "b": 4, "c": 1, "d": 1}
@@ -189,18 +192,19 @@ def test_the_fullest_group_gives_first_and_what_costs_least() -> None:
     whole = plan_rebalance(two.moved({"a": ((6, 12),)}, two.ring, 4), 2, sizes)
     one = plan_rebalance(two.moved({"a": ((6, 12),)}, two.ring, 4), 2, sizes, 1)
     assert whole is not None and one is not None
-    assert one.moves[0].slots[0][1] == max(b for a, b in whole.moves[0].slots), "the smallest is the last"
+    assert one.moves[0].slots[0][1] == max(b for a, b in whole.moves[0].slots), "the smallest slot moves last"
 
 
 def test_a_group_without_a_step_is_tried_again() -> None:
-    """Steps of other groups make room: tried only once, this group would end at 1.25, which is not even."""
+    """Steps of other groups create space: if tried only once, this group would end at 1.25, which is not
+    even."""
     loads = np.array([27, 29, 27, 6, 17, 15, 7, 6], np.int64)
     owners = np.array([2, 0, 1, 1, 0, 1, 1, 1])
     assert max_over_mean(evened(owners, [1.0] * 4, loads), [1.0] * 4, loads) <= AIM
 
 
-def test_a_swap_that_is_too_much_does_not_hide_a_move() -> None:
-    """One slot may move: the fullest group could only swap, the second has a move, which is taken."""
+def test_a_swap_over_the_limit_does_not_prevent_a_move() -> None:
+    """With a limit of one slot, the fullest group could only swap; the move of the second group is made."""
     loads = np.array([27, 25, 17, 26, 22, 7], np.int64)
     owners = np.array([0, 1, 2, 1, 2, 2])
     after = evened(owners, [1.0] * 3, loads, 1)

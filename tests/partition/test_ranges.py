@@ -1,4 +1,4 @@
-"""Slot ranges behave as sets of integers and are canonical."""
+"""Slot ranges behave like sets of integers and are canonical."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_set_operations(a: set[int], b: set[int]) -> None:
 
 @given(st.lists(st.integers(0, 39)))
 def test_slots_in_any_order_with_repeats(a: list[int]) -> None:
-    """They are the set of themselves, as numbers and as an array; what was given stays as it is."""
+    """Ranges of numbers or of an array contain each slot once; the input stays unchanged."""
     array = np.array(a, np.int64)
     assert r.from_slots(a) == r.from_slots(array) == r.from_slots(set(a))
     assert array.tolist() == a
@@ -39,7 +39,7 @@ def test_bitmap_round_trip(a: set[int]) -> None:
 
 
 def test_bitmap_of_another_size_is_refused() -> None:
-    """Wrong length and bits past the end are errors, not other slots."""
+    """A wrong length and bits past the end are errors and do not give other slots."""
     with pytest.raises(InvalidInput):
         r.from_bitmap(b"\0" * 4, 40)
     with pytest.raises(InvalidInput):
@@ -50,6 +50,6 @@ def test_bitmap_of_another_size_is_refused() -> None:
     "bad", [((3, 3),), ((0, 2), (2, 3)), ((5, 6), (1, 2)), ((-1, 2),), ((9, 11),), ((4, 2),)]
 )
 def test_ranges_that_are_not_canonical_are_refused(bad: r.SlotRanges) -> None:
-    """Empty, touching, unsorted or outside ranges never enter a table."""
+    """Empty, touching, unsorted and out-of-range ranges never enter a table."""
     with pytest.raises(InvalidInput):
         r.check_ranges(bad, 10)

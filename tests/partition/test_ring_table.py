@@ -22,12 +22,12 @@ def test_groups_wrap_around() -> None:
 
 
 def test_more_replicas_than_nodes_is_a_smaller_group() -> None:
-    """R = 3 on two nodes: both nodes, no error (old IoTDB failed here)."""
+    """With R = 3 and two nodes, a group has both nodes and there is no error (old IoTDB failed here)."""
     ring = initial_ring(["n1", "n2"])
     assert ring.members("n2", 3) == ("n2", "n1") and ring.owners_with("n2", 3) == ("n2", "n1")
 
 
-def test_place_between_is_half_way_also_over_the_end() -> None:
+def test_a_new_place_is_in_the_middle_of_its_gap() -> None:
     """The new position is in the middle of the gap clockwise of `after`."""
     ring = initial_ring(["n1", "n2", "n3", "n4"])
     assert place_between(ring, "n1") == SPAN // 8
@@ -50,13 +50,13 @@ def test_place_between_is_half_way_also_over_the_end() -> None:
     ],
 )
 def test_broken_ring_is_refused(nodes: tuple[RingNode, ...]) -> None:
-    """Equal positions, wrong order, a name twice, values out of range."""
+    """Equal positions, a wrong order, a repeated name and out-of-range values are refused."""
     with pytest.raises(InvalidInput):
         Ring(nodes)
 
 
 def test_an_initial_table_by_weight_is_balanced() -> None:
-    """Weights are shares from the first table on: a rebalance has nothing to do."""
+    """Weights are shares from the first table on, so a rebalance has nothing to do."""
     ring = initial_ring(["a", "b", "c"], [1.0, 2.0, 1.0])
     table = initial_table(ring, 1_002)
     counts = table.counts()
@@ -74,7 +74,7 @@ def test_initial_table_gives_the_remainder_to_the_last() -> None:
 
 
 def test_fewer_slots_than_nodes() -> None:
-    """Each slot has an owner; the rest of the nodes own nothing."""
+    """Each slot has an owner; the other nodes own nothing."""
     assert list(initial_table(initial_ring(FIVE), 3).counts().values()) == [1, 1, 1, 0, 0]
 
 
@@ -110,7 +110,7 @@ def test_wire_with_a_slot_twice_or_missing_is_refused() -> None:
 
 
 def test_owners_cannot_be_changed() -> None:
-    """A table is a value: planning a removal never touches the live one."""
+    """A table is a value: planning a removal never changes the current table."""
     table = initial_table(initial_ring(FIVE), 10)
     with pytest.raises(ValueError, match="read-only"):
         table.owners[0] = 1

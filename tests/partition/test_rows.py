@@ -1,4 +1,4 @@
-"""Rows are split by (time partition, shard) as by a row-by-row reference."""
+"""Rows are split by (time partition, shard) as by a row-by-row reference implementation."""
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +39,7 @@ tag = st.sampled_from([None, "", "a", "b", "ü"])
 )
 @hypothesis_settings(max_examples=150, deadline=None)
 def test_split_equals_row_by_row(rows: list[Row], mode: str, shards: int, dictionary: bool) -> None:
-    """Every row is in the one piece of its key, in its old order; every piece passes its check."""
+    """Every row is in the piece of its key, in its original order; every piece passes its check."""
     settings = ClusterSettings(name="c", shards=shards, time_partition_interval_ms=10, hash_mode=mode)
     expected: dict[tuple[int, int], list[int]] = {}
     for i, (t, site, dev) in enumerate(rows):
@@ -56,7 +56,7 @@ def test_split_equals_row_by_row(rows: list[Row], mode: str, shards: int, dictio
 
 
 def test_tag_missing_from_the_batch_is_null() -> None:
-    """A batch written before a tag column existed is routed by nulls in that column."""
+    """A batch written before a tag column existed is routed with nulls in that column."""
     settings = ClusterSettings(name="c", time_partition_interval_ms=10)
     rows: list[Row] = [(1, "a", None), (2, "b", None), (3, "c", None)]
     with_nulls = split_rows(batch_of(rows), TAGS, settings)
@@ -105,7 +105,7 @@ def test_bad_time_column_is_refused(time: pa.Array) -> None:
 
 
 def test_many_tags_do_not_overflow_the_codes() -> None:
-    """Eight tags of 1 000 distinct values each still tell all devices apart."""
+    """Eight tags of 1 000 distinct values each still distinguish all devices."""
     n = 1000
     names = [f"t{i}" for i in range(8)]
     rng = np.random.default_rng(1)

@@ -51,8 +51,8 @@ def test_steps_become_the_changes_that_were_planned() -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "remove", "replace", "replace by itself", "rebalance"])
-def test_a_plan_that_was_carried_out_is_known_by_its_table(name: str) -> None:
-    """Not before its last step, after any further change, or in another cluster."""
+def test_an_executed_plan_is_recognised_by_its_table(name: str) -> None:
+    """The plan is not executed before its last step, after any further change, or in another cluster."""
     plan, table = PLANS[name], facts_of(7, 122).table if name == "rebalance" else FACTS.table
     assert not is_carried_out(plan, table, [3])
     *before, last = changes_of(plan, table)
@@ -60,17 +60,19 @@ def test_a_plan_that_was_carried_out_is_known_by_its_table(name: str) -> None:
     assert is_carried_out(plan, last.new.stamped(900), [3, *mine])
     assert not is_carried_out(plan, last.new.stamped(900), mine[:-1])
     assert not any(is_carried_out(plan, c.new.stamped(900), mine[: i + 1]) for i, c in enumerate(before))
-    assert not is_carried_out(plan, last.new.stamped(900), [*mine, 800]), "another change followed it"
-    assert not is_carried_out(plan, last.new.stamped(900), [v + 1 for v in mine]), "or before it"
+    assert not is_carried_out(plan, last.new.stamped(900), [*mine, 800]), "another change followed the plan"
+    assert not is_carried_out(plan, last.new.stamped(900), [v + 1 for v in mine]), (
+        "another change preceded the plan"
+    )
     assert not is_carried_out(plan, facts_of(5, 120).table.stamped(900), mine)
 
 
-def test_a_plan_without_steps_is_never_carried_out() -> None:
+def test_a_plan_without_steps_never_counts_as_executed() -> None:
     assert not is_carried_out(PLANS["refused"], FACTS.table, [])
 
 
 def test_stale_plan_is_refused() -> None:
-    """Another table version or another cluster.yaml: refused, nothing executed."""
+    """With another table version or another cluster.yaml the plan is refused, and nothing is executed."""
     check_fresh(PLANS["add"], 7, "h")
     for version, spec_hash in ((8, "h"), (7, "other")):
         with pytest.raises(RefusedProblem, match="stale"):
@@ -107,8 +109,8 @@ def test_edited_plan_is_an_input_problem() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"kind": 3}', "kind: {", "a: !!python/object:os.x {}"])
-def test_what_is_not_a_plan_is_an_input_problem(text: str) -> None:
-    """Broken files end in a named error with the place, never in a traceback."""
+def test_a_file_that_is_not_a_plan_is_an_input_problem(text: str) -> None:
+    """An invalid file causes an error that names its place, never a traceback."""
     with pytest.raises(InputProblem) as caught:
         from_yaml(text, "plan.yaml")
     assert caught.value.where.partition(":")[0] == "plan.yaml"

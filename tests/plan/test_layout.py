@@ -35,10 +35,10 @@ def ring_of(zones: str) -> Ring:
     [
         ("abcabc", 3, 0),
         ("abcab", 3, 2),  # b4 a0 b1, a3 b4 a0
-        ("aabb", 3, 0),  # two zones cannot do better than two and one
+        ("aabb", 3, 0),  # with two zones a group has two members in one zone
         ("aaab", 3, 1),
-        ("aaa", 3, 0),  # one zone for all says nothing
-        ("aabbc", 5, 0),  # a quorum of 5 does without two
+        ("aaa", 3, 0),  # a single zone cannot overlap
+        ("aabbc", 5, 0),  # a quorum of 5 can lose two members
         ("aaabc", 5, 5),
         ("ab", 2, 0),
         ("aab", 2, 1),
@@ -69,7 +69,7 @@ def _zones_of(order: Sequence[str]) -> dict[str, str]:
     return {f"{z}{i}": z for i, z in enumerate(order)}
 
 
-def test_an_order_that_is_good_stays() -> None:
+def test_a_valid_order_stays() -> None:
     names = ["c1", "a1", "b1", "c2", "a2", "b2"]
     even = dict.fromkeys(names, 1.0)
     assert spread_order(even, by_letter(names), 3) == names
@@ -83,8 +83,8 @@ def test_a_large_zone_is_spread_over_the_whole_ring(zones: str) -> None:
     assert crowds(initial_ring(found), by_letter(names), 3) == []
 
 
-def test_heavy_nodes_of_a_new_ring_stand_apart() -> None:
-    """Side by side, they would place too much on a light node."""
+def test_heavy_nodes_of_a_new_ring_are_not_adjacent() -> None:
+    """If heavy nodes were adjacent, they would place too much on a light node."""
     weights = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 2.0, "f": 2.0}
     assert overload(initial_ring(list(weights), list(weights.values())), 3)[1] > OVERLOAD
     order = spread_order(weights, {}, 3)
@@ -101,8 +101,8 @@ def test_a_heavy_new_node_is_placed_apart_from_the_existing_heavy_node(heavy: in
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_one_node_of_every_zone_fits_into_a_ring_that_keeps_them_apart(data: st.DataObject) -> None:
-    """Whichever of the allowed places the bytes decide for."""
+def test_one_node_of_each_zone_fits_into_a_ring_that_separates_zones(data: st.DataObject) -> None:
+    """This holds for each of the allowed places that the bytes may choose."""
     zones = "abcd"[: data.draw(st.integers(3, 4))]
     ring = ring_of(zones * data.draw(st.integers(1, 3)))
     newcomers = [f"{z}new" for z in data.draw(st.permutations(zones))]
@@ -146,7 +146,7 @@ def test_a_ring_that_is_no_worse_than_today_is_planned() -> None:
 
 
 def spec_facts(ring: str, listed: Sequence[str]) -> ClusterFacts:
-    """As `spec_plan` makes them: a node in the ring that is not listed has no zone."""
+    """Facts as `spec_plan` makes them: a node in the ring that is not listed has no zone."""
     names = [f"{z}{ring[: i + 1].count(z)}" for i, z in enumerate(ring)]
     table = initial_table(initial_ring(names), 600)
     return ClusterFacts(table, 3, dict.fromkeys(range(600), 10), zones=by_letter(listed))
@@ -159,8 +159,8 @@ def test_each_replacement_takes_the_place_that_fits_its_zone() -> None:
     assert {s.replaces: s.node for s in plan.steps} == {"a1": "a9", "b1": "b9"}
 
 
-def test_a_place_that_does_not_fit_the_zone_is_not_taken() -> None:
-    """b9 beside b1 would give two members of one zone in a group; elsewhere on the ring it would not."""
+def test_a_place_that_does_not_fit_the_zone_is_not_chosen() -> None:
+    """Next to b1, b9 would give a group two members of one zone; elsewhere on the ring it would not."""
     facts = spec_facts("abcdef", ["b1", "c1", "d1", "e1", "f1", "b9"])
     plan = make_spec(facts, ["b9"], ["a1"])
     assert not plan.refusals and [s.kind for s in plan.steps] == ["add", "remove"]
@@ -176,7 +176,7 @@ def test_every_node_can_be_replaced_at_once() -> None:
 
 
 def test_a_removed_zone_does_not_make_a_zone_overlap_look_old() -> None:
-    """c1 and its zone are deleted from the file: the remaining nodes are judged on their own."""
+    """c1 and its zone are deleted from the file: the remaining nodes are checked without them."""
     facts = spec_facts("abcabd", ["a1", "b1", "a2", "b2", "d1"])
     assert [r.code for r in make_spec(facts, [], ["c1"]).refusals] == ["zones"]
     assert make_spec(facts, [], ["c1"], accept_layout=True).steps
@@ -192,10 +192,10 @@ def test_a_removed_zone_does_not_make_a_zone_overlap_look_old() -> None:
         (["n5", "n6"], ["n1", "n2"], {"n6": 3.0}),
     ],
 )
-def test_no_slot_moves_twice_on_the_way_to_the_file(
+def test_a_plan_for_the_file_moves_no_slot_twice(
     comes: list[str], goes: list[str], weights: dict[str, float]
 ) -> None:
-    """Also from a table that was balanced by bytes, where counts differ much."""
+    """This includes a table that was balanced by bytes, in which counts differ much."""
     ring = initial_ring(["n1", "n2", "n3", "n4"])
     owners = np.repeat(np.arange(4), [3000, 3000, 3000, 1000]).astype(np.uint16)
     facts = ClusterFacts(PartitionTable(7, ring, owners), 2, {}, weights=weights)
@@ -213,7 +213,8 @@ def test_a_violating_plan_is_made_if_the_layout_is_accepted() -> None:
 
 
 def test_a_weight_that_the_neighbours_undo_is_refused() -> None:
-    """Its neighbours hold its slots: next to a node of weight 6, nodes of weight 1 hold nearly as much."""
+    """Neighbours replicate the slots of a heavy node: next to a node of weight 6, nodes of weight 1 hold
+    nearly as much."""
     assert overload(initial_ring([f"n{i}" for i in range(5)]), 3)[1] == 1.0
     assert overload(initial_ring(list("abcde"), [1, 1, 1, 1, 2]), 3)[1] == pytest.approx(4 / 3)
     some, much = (make_add(replace(facts_of(5), weights={"n6": w}), ["n6"]) for w in (2.0, 6.0))
@@ -222,7 +223,7 @@ def test_a_weight_that_the_neighbours_undo_is_refused() -> None:
     assert "2.7 times its weight" in much.refusals[0].reason
 
 
-def test_nodes_without_a_zone_are_in_none() -> None:
+def test_nodes_without_a_zone_cause_no_zone_overlap() -> None:
     ring = ring_of("abcxxx")
     zones = {n: n[0] for n in ring.names if n[0] != "x"}
     assert members_allowed(zones, ring.names, 3) == 1 and crowds(ring, zones, 3) == []

@@ -1,4 +1,4 @@
-"""Plans: numbers that add up, refusals that name the reason, speed."""
+"""Plans: consistent numbers, refusals that name the reason, and speed."""
 
 import time
 from dataclasses import replace
@@ -97,7 +97,7 @@ def test_numbers_agree_with_each_other(n: int, k: int, seed: int, add: bool) -> 
     assert sum(after.values()) == 3 * sum(facts.slot_bytes.values())
 
 
-def test_refused_plans_say_why_and_move_nothing() -> None:
+def test_refused_plans_give_the_reason_and_move_nothing() -> None:
     """Each precondition has its own code and subject; a refused plan has no step."""
     facts = facts_of(5)
     plans = {
@@ -157,7 +157,7 @@ def test_hot_slots_are_shown_largest_first() -> None:
 
 
 def test_a_hot_slot_is_listed_by_its_share_of_the_group() -> None:
-    """More than a fifth of its group's bytes or writes: listed with both shares and advice."""
+    """A slot with more than a fifth of its group's bytes or writes is listed with both shares and advice."""
     data = {**dict.fromkeys(range(0, 2000, 50), 10), 5: 200, 3000: 10, 3001: 10, 3002: 10, 3003: 10, 3004: 10}
     rates = {0: 1.0, 50: 1.5, 2001: 9.0, 4000: 3.0, 4001: 3.0, 4002: 3.0, 4003: 3.0, 4004: 3.0}
     facts = facts_of(5, data=data)
@@ -167,13 +167,13 @@ def test_a_hot_slot_is_listed_by_its_share_of_the_group() -> None:
         5: ("n1", 0.333, 0.0), 2001: ("n2", 0.0, 1.0), 50: ("n1", 0.017, 0.6), 0: ("n1", 0.017, 0.4),
     }  # fmt: skip
     assert all("cannot be split" in h.advice for h in plan.hot_slots)
-    assert plan.hot_slots[0].slot in (5, 2001), "those first that weigh most in the whole cluster"
+    assert plan.hot_slots[0].slot in (5, 2001), "slots with the largest share of the cluster come first"
     (table,) = [t for t in render(plan) if t.title.startswith("hot slots")]
     assert "storage groups" in table.title and len(table.rows) == 4
 
 
 def skewed() -> ClusterFacts:
-    """Most bytes in n1, most writes in n2, and the number of slots as even as can be."""
+    """Most bytes are in n1, most writes in n2, and the numbers of slots are as even as possible."""
     rng = np.random.default_rng(8)
     data = {s: int(rng.integers(1, 100)) * (40 if s < 200 else 1) for s in range(1000)}
     rates = {s: float(rng.random()) * (90 if 200 <= s < 400 else 1) for s in range(1000)}
@@ -181,7 +181,7 @@ def skewed() -> ClusterFacts:
 
 
 def level(plan: Plan, of: str) -> tuple[float, float]:
-    """Max over mean before and after."""
+    """Maximum over mean, before and after."""
     sides = [[getattr(g, f"{of}_{side}") for g in plan.group_loads] for side in ("before", "after")]
     before, after = (max(s) * len(s) / sum(s) for s in sides)
     return before, after
@@ -219,7 +219,7 @@ def test_balanced_slots_are_left_alone_by_the_slots_strategy() -> None:
 
 @pytest.mark.parametrize("strategy", ["slots", "bytes", "write-rate"])
 def test_max_moves_takes_the_most_useful_slots(strategy: str) -> None:
-    """N slots and no more; each further slot makes the largest group smaller or leaves it."""
+    """At most N slots move; each further slot makes the largest group smaller or leaves it unchanged."""
     facts = skewed()
     if strategy == "slots":
         new = facts.table.moved({"n1": ((200, 260),)}, facts.table.ring, 7)
@@ -279,8 +279,8 @@ def test_a_thousand_nodes_in_two_seconds(verb: str) -> None:
     assert plan.summary.slots_moved == plan.summary.lower_bound_slots > 0
 
 
-def test_a_node_that_replaces_itself_leaves_and_comes_back_to_its_place() -> None:
-    """A machine with a new disk: no other node changes its place, and all have slots again."""
+def test_a_node_that_replaces_itself_returns_to_its_place() -> None:
+    """The machine has a new disk: no other node changes its place, and all nodes have slots again."""
     facts = facts_of(5, nodes={"n2": NodeFacts(live=False)})
     plan = make_replace(facts, "n2", "n2")
     assert not plan.refusals

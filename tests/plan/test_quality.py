@@ -58,7 +58,7 @@ def optimum(table: PartitionTable, r: int, *, leaver: str = "") -> int:
         else:
             moves = {(n, "x"): counts[n] - goal[n] for n in names}
         if min(moves.values()) < 0:
-            continue  # slots would move between old nodes: more of them than must
+            continue  # slots would move between old nodes, more than the minimum
         for new in rings:
             cost = moved_bytes(ring, new, counts, moves, r)
             best = cost if best is None else min(best, cost)
