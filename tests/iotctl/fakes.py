@@ -139,10 +139,10 @@ class FakeCluster:
 
     level: int = 1
     spoken: dict[str, int] = field(default_factory=dict)
-    """Node -> highest feature level, of those that speak more than 1."""
+    """Node -> highest feature level, of nodes that support more than level 1."""
 
     for_restart: set[str] = field(default_factory=set)
-    """As `NodeRecord.for_restart`."""
+    """Nodes whose drain is for a restart, as `NodeRecord.for_restart`."""
 
     unaware: set[str] = field(default_factory=set)
     """Nodes that do not learn that the feature level was raised."""
@@ -150,9 +150,9 @@ class FakeCluster:
     raised: list[int] = field(default_factory=list)
     closed: bool = False
     looks: int = 0
-    """How often the meta view was asked for."""
+    """How often the meta view was requested."""
 
-    # --- what it is --------------------------------------------------------------------------------
+    # --- the state --------------------------------------------------------------------------------
 
     def view(self) -> MetaView:
         ring = initial_ring(self.names)
@@ -323,7 +323,7 @@ class FakeCluster:
         return Accepted(51)
 
     def _of_operators(self, request: TakeLock | DropLock | RecordRun | GetRuns) -> Reply:
-        """By the meta group's own rules."""
+        """Answer by the meta group's own rules."""
         image = self.kept.image
         if isinstance(request, GetRuns):
             return RunsReply(image.lock, tuple(image.runs))

@@ -1,4 +1,4 @@
-"""Plans and changes: the cluster is asked for what was shown."""
+"""Plans and changes: a command requests exactly the change that it showed."""
 
 import json
 from pathlib import Path
@@ -159,7 +159,7 @@ def test_list_and_show_agree_on_the_bytes(spec: Path) -> None:
 
 
 def test_no_stage_has_a_negative_duration(spec: Path) -> None:
-    """Its two times come from the clocks of two leaders."""
+    """The two times of a stage come from the clocks of two leaders."""
     operation = make_operation("op-9", stage=Stage.DONE)
     operation.stages[0].left_ms = operation.stages[0].entered_ms - 13
     done = iotctl(spec, "ops", "show", "op-9", "-o", "json", cluster=FakeCluster(operations=[operation]))
@@ -293,7 +293,7 @@ def test_several_nodes_are_removed_one_after_the_other(spec: Path) -> None:
 
 
 def test_a_group_without_known_sizes_is_exit_4(spec: Path) -> None:
-    """Without a group's sizes there is no plan: exit 4 and the command that looks."""
+    """Without a group's sizes there is no plan: exit 4 and the command that shows the reason."""
     cluster = FakeCluster(down={"node1", "node2", "node3"})
     done = iotctl(spec, "plan", "remove-node", "node4", cluster=cluster)
     assert done.code == Exit.UNREACHABLE
@@ -355,7 +355,7 @@ def test_resume_ends_a_pause_and_nothing_else(spec: Path) -> None:
 
 
 def test_cancel_names_its_cost(spec: Path) -> None:
-    """Before it asks, and in the refusal too: slots by number, where they reopen, what is thrown away."""
+    """The question and the refusal name the number of slots, where they reopen, and what is discarded."""
     early = FakeCluster(operations=[make_operation("op-9", stage=Stage.SEALED, copied=2)])
     asked = iotctl(spec, "ops", "cancel", "op-9", cluster=early)
     assert asked.code == Exit.REFUSED and not early.steered
@@ -370,7 +370,7 @@ def test_several_open_operations_must_be_named(spec: Path) -> None:
 
 
 def test_cancel_only_up_to_sealed(spec: Path) -> None:
-    """From OPEN on it is refused and the reverse plan is offered."""
+    """From OPEN on a cancel is refused, and the reverse plan is suggested."""
     late = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING)])
     done = iotctl(spec, "ops", "cancel", "op-9", "--yes", cluster=late)
     assert done.code == Exit.REFUSED and "iotctl plan remove-node node6" in done.err
@@ -405,7 +405,7 @@ def test_waiting_survives_a_cluster_that_does_not_answer(spec: Path) -> None:
 
 
 def removal(stage: Stage) -> FakeCluster:
-    """node3 has left the cluster, but no command here saw the end."""
+    """node3 has left the cluster, but no command here saw the end of its removal."""
     operation = make_operation("op-9", stage=stage)
     operation.kind, operation.node = "remove-node", "node3"
     return FakeCluster(names=["node1", "node2", "node4", "node5"], operations=[operation])
@@ -497,7 +497,7 @@ def test_a_node_that_rejoined_is_not_removed_by_its_old_operation(spec: Path) ->
 
 
 def test_status_names_the_command_that_ends_a_removal(spec: Path) -> None:
-    """Not `add-node`, whether its agent still runs or not."""
+    """The command is not `add-node`, whether the node's agent still runs or not."""
     for down in (set[str](), {"node3"}):
         cluster = removal(Stage.DONE)
         cluster.down = down
@@ -637,7 +637,8 @@ def test_an_unknown_strategy_and_no_moves_are_usage_errors(spec: Path) -> None:
 
 
 def test_a_rebalance_is_shown_without_a_node(spec: Path) -> None:
-    """Without a stray blank in place of a node; after SEALED, only another plan reverts it."""
+    """The line has no stray blank in place of a node; after SEALED only another plan reverts the
+    rebalance."""
     operation = msgspec.structs.replace(
         make_operation("op-9", stage=Stage.COPYING), kind="rebalance", node="", last_error="a sick disk"
     )

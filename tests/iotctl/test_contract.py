@@ -53,7 +53,7 @@ NESTED = {
         "slots_moved, lower_bound_slots, bytes_copied, lower_bound_bytes, max_minus_min_before, "
         "max_minus_min_after, before, after, peak_disk, eta_s"
     ),
-    ("operations", "StageRow"): "name, entered_ms, left_ms, evidence",
+    ("operations", "StageRow"): ", ".join(("name", "entered_ms", "left_ms", "reports", "evidence")),
     ("verify", "Mismatch"): "node, slot, file, series, time_ms, expected, found, repaired",
     ("data-count", "TableCount"): "storage_group, table, rows, time_min_ms, time_max_ms",
     ("error", "Failure"): "code, kind, outcome, what, why, next, where",
@@ -99,7 +99,7 @@ def test_stable_keys_are_published(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), sorted(NESTED))
 def test_stable_keys_of_the_parts_are_published(kind: str, name: str) -> None:
-    """The same for nested objects."""
+    """A rename must not lose a key of a nested object either."""
     properties = published.schema_of(kind)["$defs"][name]["properties"]
     assert set(NESTED[kind, name].split(", ")) <= set(properties)
 
@@ -126,7 +126,8 @@ def test_stable_keys_of_the_parts_are_published(kind: str, name: str) -> None:
     ],
 )
 def test_every_reading_command_prints_one_document_or_a_table(spec: Path, words: tuple[str, ...]) -> None:
-    """-o json is one valid document on stdout, a table is not empty, YAML and jsonl parse; all exit 0."""
+    """With -o json stdout is one valid document, a table is not empty, YAML and jsonl parse; every command
+    exits with 0."""
     cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING, copied=4)])
     done = iotctl(spec, *words, "-o", "json", cluster=cluster)
     assert done.code == 0, done.err
@@ -239,7 +240,7 @@ def test_a_change_without_a_terminal_is_refused_naming_the_flag(spec: Path) -> N
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", Exit.DONE), ("n\n", Exit.REFUSED), ("", Exit.REFUSED)])
-def test_a_person_is_asked(spec: Path, answer: str, code: Exit) -> None:
+def test_the_operator_is_asked_to_confirm(spec: Path, answer: str, code: Exit) -> None:
     """Only a yes begins the change."""
     cluster = FakeCluster()
     done = iotctl(spec, "cluster", "remove-node", "node3", cluster=cluster, stdin=Tty(answer))
@@ -327,8 +328,10 @@ def ending(error: BaseException) -> FakeCluster:
     "error,code,what",
     [(KeyboardInterrupt(), 130, "interrupted"), (Terminated(), 143, "terminated")],
 )
-def test_an_interrupt_names_what_continues(spec: Path, error: BaseException, code: int, what: str) -> None:
-    """Also as a document: a script that reads JSON always gets a document."""
+def test_an_interrupt_names_the_command_that_continues(
+    spec: Path, error: BaseException, code: int, what: str
+) -> None:
+    """With -o json the message is a document: a script that reads JSON always gets one."""
     done = iotctl(spec, "ops", "list", "-o", "json", cluster=ending(error))
     assert done.code == code
     failure = document(done.out)["error"]
@@ -480,8 +483,8 @@ main()
 
 
 def test_ctrl_c_exits_130_at_any_moment(tmp_path: Path) -> None:
-    """Also within an `exec` of a string, as many run while modules load: `python -m` would then die by the
-    signal itself, whatever exit code iotctl returns."""
+    """This includes an `exec` of a string, because many run while modules load: `python -m` would then die by
+    the signal, whatever exit code iotctl returns."""
     (tmp_path / "asked.py").write_text(INTERRUPTED_EXEC)
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(

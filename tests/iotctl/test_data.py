@@ -62,7 +62,7 @@ def test_bad_rows_stop_before_anything_is_written(spec: Path) -> None:
     assert "2 values, the header has 3" in failure["what"]
     for line in ("line 5: v: not a DOUBLE: 'abc'", "line 7: time", "line 8: time"):
         assert line in failure["why"]
-    assert "line 3" not in failure["why"], "an empty line is no bad row"
+    assert "line 3" not in failure["why"], "an empty line is not a bad row"
     assert not cluster.written
 
 
@@ -131,7 +131,7 @@ def test_wrong_options(spec: Path, words: tuple[str, ...], code: Exit) -> None:
 
 
 def test_unreadable_files(spec: Path) -> None:
-    """A missing file, an empty one, bytes that are no text, an unknown extension."""
+    """Missing and empty files, bytes that are not text, and unknown extensions are refused."""
     base = ("data", "import")
     rest = ("--storage-group", "root.a", "--table", "m")
     (spec / "empty.csv").write_text("")
@@ -244,7 +244,7 @@ def test_progress_of_an_import_is_in_bytes_up_to_the_files_size(
 
 
 def test_write_one_row(spec: Path) -> None:
-    """Fields by name, each with the type it looks like, tags apart."""
+    """Fields are given by name, each with the type that its text suggests, separately from tags."""
     cluster = FakeCluster()
     words = (
         "--storage-group",
@@ -265,7 +265,7 @@ def test_write_one_row(spec: Path) -> None:
 
 
 def test_rows_are_deleted_by_name_only(spec: Path) -> None:
-    """It cannot be undone: the cluster's name is asked for; with --dry-run the rows are counted."""
+    """A delete cannot be undone, so the cluster's name is required; with --dry-run the rows are counted."""
     schema = TableSchema("root.a", "m", 1, (Column("device", "STRING", True), Column("v", "INT32", False)))
     cluster = FakeCluster(tables=[schema], answers=pa.table({"time": [5, 6], "device": ["d1", "d1"]}))
     chosen = ("--storage-group", "root.a", "--table", "m", "--where", "device=d1")

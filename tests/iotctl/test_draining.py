@@ -1,4 +1,4 @@
-"""Draining a node: recorded, awaited, shown, ended."""
+"""Draining a node is recorded, awaited, shown and ended."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_a_drained_node_leads_nothing_and_status_says_so(spec: Path) -> None:
 
 
 def test_a_drain_without_another_voter_is_partly_done(spec: Path) -> None:
-    """Exit 6 with the groups: the neighbours drain too."""
+    """Exit 6 names the groups: the neighbours drain too."""
     cluster = FakeCluster(drained={"node2", "node3"})
     done = iotctl(spec, "cluster", "drain", "node1", "--timeout", "300ms", cluster=cluster)
     assert done.code == Exit.PARTLY
@@ -49,7 +49,7 @@ def test_a_drain_without_another_voter_is_partly_done(spec: Path) -> None:
 
 
 def test_a_node_that_is_down_can_be_drained(spec: Path) -> None:
-    """It does not lead when it comes back."""
+    """The node does not lead after it returns."""
     cluster = FakeCluster(down={"node3"})
     assert iotctl(spec, "cluster", "drain", "node3", cluster=cluster).code == 0
     done = iotctl(spec, "cluster", "nodes", cluster=cluster)

@@ -18,12 +18,12 @@ from .fakes import SPEC, FakeCluster, iotctl, make_operation
 
 WITHOUT = {
     "cluster recover": "without --accept-data-loss it only shows what would be lost",
-    "data write": "one row, typed by hand",
+    "data write": "one row, typed by an operator",
     "verify": "without --repair it changes nothing",
     "playbook run": "playbook check",
     "demo": "makes and deletes a fleet of its own",
 }
-"""Why not."""
+"""Commands without `--dry-run`, each with the reason."""
 
 
 def commands(group: Any, words: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def would(place: Path, words: str, cluster: FakeCluster | None = None) -> list[str]:
-    """The changes it announces; nothing may have changed afterwards."""
+    """The changes that a dry run announces; the check fails if anything has changed afterwards."""
     before = sorted(place.rglob("*")), _state(cluster)
     env = {"XDG_DATA_HOME": str(place / "data"), "XDG_STATE_HOME": str(place / "state")}
     done = iotctl(place, *words.split(), "--dry-run", "-o", "json", cluster=cluster, env=env)
@@ -97,8 +97,10 @@ def test_operations(place: Path) -> None:
     assert would(place, "ops set op-7 --rate 5MB/s", cluster) == [
         "set the rate of op-7 (add-node node6) to 5MB/s"
     ]
-    assert would(place, "ops set op-7 --rate auto", cluster) == [], "it is so already"
-    assert would(place, "ops release op-7", cluster) == ["release the old copies of op-7 (add-node node6)"]
+    assert would(place, "ops set op-7 --rate auto", cluster) == [], "the rate is already auto"
+    assert would(place, "ops release op-7", cluster) == [
+        "release the previous copies of op-7 (add-node node6)"
+    ]
     assert would(place, "ops cancel op-7", cluster)[0].startswith("cancel op-7 (add-node node6): ")
     cluster.operations[0].paused = True
     cluster.operations[0].stage = Stage.COPYING

@@ -21,7 +21,7 @@ def spec(tmp_path: Path) -> Path:
 
 
 def upgraded(*older: str, down: str = "") -> FakeCluster:
-    """Every node speaks level 2 but these."""
+    """Every node supports level 2 except these."""
     spoken = {f"node{i}": 1 if f"node{i}" in older else 2 for i in range(1, 6)}
     return FakeCluster(spoken=spoken, down={down} if down else set())
 
@@ -91,7 +91,7 @@ def test_finalize_waits_until_every_node_has_applied_the_level(
 
 
 def test_a_node_that_no_longer_supports_the_level_is_a_problem(spec: Path) -> None:
-    """It was downgraded after the level was raised."""
+    """The node was downgraded after the level was raised."""
     cluster = upgraded("node3")
     cluster.level = 2
     found = status(spec, cluster)

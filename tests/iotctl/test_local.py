@@ -72,7 +72,9 @@ def test_a_node_that_is_archived_during_the_start_is_not_started(
 def test_a_node_that_is_archived_while_nodes_are_listed_is_left_out(fleet: LocalFleet) -> None:
     """Its node.yaml was there when the directory was read (a case of the kill matrix)."""
     (fleet.directory / "node2" / "node.yaml").unlink()
-    (fleet.directory / "node2" / "node.yaml").symlink_to("gone")  # listed, and not there when it is read
+    (fleet.directory / "node2" / "node.yaml").symlink_to(
+        "gone"
+    )  # the directory is listed, but is missing when it is read
     assert [n.name for n in fleet.nodes()] == ["node1", "node3"]
 
 
@@ -181,7 +183,8 @@ def test_destroy_needs_the_mark(tmp_path: Path, fleet: LocalFleet) -> None:
 
 
 def test_an_added_node_joins(fleet: LocalFleet) -> None:
-    """Its own ports, join mode, the others as seeds, the tuning of the others; twice is the same node."""
+    """The node has its own ports, join mode, the others as seeds and their tuning; a second call adds
+    nothing."""
     entry = fleet.add("node4")
     config = yaml.safe_load((fleet.directory / "node4" / "node.yaml").read_text())
     assert config["join"] is True and config["idle_close_ms"] == 500
@@ -194,7 +197,7 @@ def test_an_added_node_joins(fleet: LocalFleet) -> None:
 
 
 def test_a_listed_node_is_created_at_its_listed_address(fleet: LocalFleet) -> None:
-    """First of all: `apply` brings in what the operator wrote, with its port."""
+    """The node is the first in the list: `apply` creates it as the operator wrote it, with its ports."""
     text = fleet.spec_path.read_text()
     line = "nodes:\n  - {name: node0, host: 127.0.0.1, port: 19123, http_port: 19124, weight: 2}"
     fleet.spec_path.write_text(text.replace("nodes:", line))
@@ -202,7 +205,9 @@ def test_a_listed_node_is_created_at_its_listed_address(fleet: LocalFleet) -> No
     config = yaml.safe_load((fleet.directory / "node0" / "node.yaml").read_text())
     assert (config["port"], config["http_port"], entry.weight) == (19123, 19124, 2)
     assert config["join"] and config["idle_close_ms"] == 500
-    assert [s["node"] for s in config["seeds"]] == ["node1", "node2", "node3"], "who is no member yet is none"
+    assert [s["node"] for s in config["seeds"]] == ["node1", "node2", "node3"], (
+        "a node that has not joined is no member"
+    )
 
 
 def test_a_retired_node_is_archived(fleet: LocalFleet) -> None:
@@ -292,7 +297,7 @@ def add_node4(fleet: LocalFleet, cluster: FakeCluster, probe: Probe) -> None:
 
 
 def three(error: Exception | None = None) -> FakeCluster:
-    """Its changes end in `error`; questions are answered."""
+    """A fleet of three nodes whose changes end in `error`; questions are answered."""
 
     class Refusing(FakeCluster):
         def begin_change(self, change: BeginChange) -> Operation:
@@ -303,7 +308,7 @@ def three(error: Exception | None = None) -> FakeCluster:
 
 
 def test_a_new_node_is_not_started_while_another_change_is_open(fleet: LocalFleet) -> None:
-    """The meta group would refuse the change, and the agent would run in vain."""
+    """The meta group would refuse the change, and the agent would never join."""
     cluster = three()
     cluster.operations.append(make_operation("op-9", stage=Stage.COPYING))
     with pytest.raises(BusyProblem, match="op-9"):
@@ -312,7 +317,7 @@ def test_a_new_node_is_not_started_while_another_change_is_open(fleet: LocalFlee
 
 
 def test_a_new_node_that_does_not_join_is_stopped(fleet: LocalFleet) -> None:
-    """Interrupted before the change was asked for, or refused by the cluster."""
+    """The start was interrupted before the change was requested, or the cluster refused the change."""
     refused = three(Refused("no live quorum"))
 
     def interrupted(entry: NodeEntry, timeout_s: float) -> NodeStatus:

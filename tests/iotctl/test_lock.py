@@ -65,7 +65,7 @@ def test_a_run_is_refused_while_another_program_works_and_begins_nothing(place: 
     done = play(place, cluster)
     assert done.code == 10 and not cluster.drained
     assert "ann@elsewhere" in done.err and "cluster restart node1" in done.err and "ops unlock" in done.err
-    assert not list(place.glob("here/**/*.jsonl")), "what never began is not there to be resumed"
+    assert not list(place.glob("here/**/*.jsonl")), "a run that never began cannot be resumed"
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_the_audit_log_names_the_executed_plan(place: Path) -> None:
 
 
 def test_the_lock_is_released_once_the_change_has_begun(place: Path) -> None:
-    """The agents then complete it, perhaps for hours; other commands need not wait for the one that
-    watches."""
+    """The agents then complete the change, perhaps for hours; other commands need not wait for the command
+    that watches."""
 
     class Watched(FakeCluster):
         def begin_change(self, change: BeginChange) -> Operation:
@@ -149,10 +149,10 @@ def test_a_change_uses_the_client_that_is_open_under_the_lock(place: Path) -> No
 
 
 def test_another_machine_continues_a_run(place: Path) -> None:
-    """With no file of the first machine: the record is in the cluster."""
+    """The record is in the cluster, so no file of the first machine is needed."""
     cluster = FakeCluster()
     assert play(place, cluster).code == 5 and cluster.drained == {"node1"}
-    assert kept(cluster)[0] is None, "a run that stopped holds nothing"
+    assert kept(cluster)[0] is None, "a run that stopped holds no lock"
     cluster.drained = set()  # completed steps are not inspected again
     done = play(place, cluster, "--resume", "--approve", "sure", home="there")
     assert done.code == 0 and cluster.drained == {"node2"}, done.err
@@ -180,7 +180,7 @@ def test_a_run_is_recorded_in_the_cluster_once_it_answers(place: Path) -> None:
     (run,) = kept(cluster)[1]
     assert len(run.entries) == 3 == len(journal.entries())
     cluster.down, now[0] = {"node1", "node2", "node3"}, 2 * RETRY_S
-    journal.append(Entry("intent", 4, "two"))  # the file is enough
+    journal.append(Entry("intent", 4, "two"))  # the local file is sufficient
     assert len(journal.entries()) == 4
 
 
@@ -196,7 +196,7 @@ def test_an_unreadable_record_of_a_run_is_reported_by_its_line(place: Path) -> N
 
 
 def test_a_run_that_lost_the_lock_begins_no_further_step(place: Path) -> None:
-    """Its lock was taken while it slept: the cluster refuses its next intent."""
+    """Its lock was taken while the program was suspended: the cluster refuses its next intent."""
     cluster = FakeCluster()
     with suppress(Partly), HeldLock(cluster, "a run", "ann", NOW_MS) as held:
         journal = RunJournal(FileJournal(place / "r1.jsonl"), "night", lambda: held)
@@ -217,7 +217,7 @@ def test_the_lock_of_a_process_that_died_on_this_machine_is_taken(place: Path) -
     dead = mine.replace(f"pid {os.getpid()}", f"pid {ended.pid}")
     assert process_has_ended(dead) and not process_has_ended(mine)
     assert not process_has_ended(dead.rpartition("(")[0] + "(00000000.1234)"), (
-        "another machine's numbers mean nothing"
+        "a pid of another machine does not count"
     )
     cluster = FakeCluster()
     hold(cluster, dead)
@@ -234,7 +234,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_lock_is_renewed_and_its_loss_is_noticed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_renewed_and_its_loss_is_detected(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "TTL_MS", 30)
     cluster = FakeCluster()
     with (
@@ -251,7 +251,8 @@ def test_a_lock_is_renewed_and_its_loss_is_noticed(place: Path, monkeypatch: pyt
 
 
 def test_a_lock_that_cannot_be_renewed_counts_as_lost() -> None:
-    """Cut off or suspended: it gets no notice, and another command may hold the lock by now."""
+    """A program that is cut off or suspended gets no notice, and another command may hold the lock by
+    then."""
     now = [100.0]
 
     def renew() -> None:
@@ -284,7 +285,7 @@ def test_a_lock_is_held_again_after_the_cluster_was_silent() -> None:
 
 
 def test_a_resumed_run_takes_the_lock_before_it_inspects(place: Path) -> None:
-    """What it saw before it had the lock might have changed when it begins."""
+    """A state that it inspected without the lock may have changed when the run begins."""
     cluster = FakeCluster()
     (place / "p.yaml").write_text(BOOK.replace("node2", "node9"))
     assert play(place, cluster, "--approve", "sure").code != 0, "there is no node9"
@@ -327,7 +328,7 @@ def test_a_temporarily_refused_renewal_does_not_lose_the_lock() -> None:
 
 @pytest.mark.parametrize("at", [3, 4])
 def test_a_rolling_restart_stops_when_its_lock_is_taken(place: Path, at: int) -> None:
-    """Before the next node is drained or stopped."""
+    """The restart ends before the next node is drained or stopped."""
     cluster, checks = FakeCluster(), [0]
 
     def check() -> int:
@@ -350,7 +351,8 @@ def test_a_rolling_restart_stops_when_its_lock_is_taken(place: Path, at: int) ->
 
 
 def test_a_rolling_restart_that_lost_its_lock_leaves_drains_alone() -> None:
-    """Its last check was in time; the cluster refuses its later requests, and it reports that."""
+    """The last check of the restart succeeded; the cluster refuses its later requests, and the restart
+    reports that."""
     cluster = FakeCluster()
 
     class Slow(FakeAgents):
@@ -427,7 +429,7 @@ def test_the_record_of_a_lost_run_is_moved_aside_for_the_clusters_record(tmp_pat
     assert path.read_bytes() == b"{1}\n" and path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(b"{1}\n{2}\n")
     bring(tmp_path, run, ours[:1])
-    assert path.read_bytes() == b"{1}\n{2}\n", "what only this machine knows stays"
+    assert path.read_bytes() == b"{1}\n{2}\n", "the local record stays"
     bring(tmp_path, run, theirs)
     assert path.read_bytes() == b"{1}\n{3}\n" and path.with_suffix(".lost").exists()
     bring(tmp_path, "../escaped", theirs)

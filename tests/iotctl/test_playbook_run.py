@@ -1,4 +1,5 @@
-"""Runs: steps whose work is done change nothing, killed runs resume, nothing happens twice, reports parse."""
+"""Runs: steps whose work is done change nothing, killed runs resume, no step takes effect twice, reports
+parse."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -161,10 +162,10 @@ def test_a_step_that_succeeded_without_effect_has_failed(tmp_path: Path) -> None
     failed = report.steps[1]
     assert failed.code == 7 and "is not done" in failed.message and 10 < failed.seconds < 20
     assert failed.next == "iotctl --cluster plant.yaml cluster status"
-    assert 10 < sum(passed) < 20, "what it did might be seen a moment later"
+    assert 10 < sum(passed) < 20, "the effect of the step may show later"
     assert [e.step for e in journal.entries() if e.event == "outcome"] == ["drain"]
     report = runner(tmp_path, Plant(drained=True), journal).run()
-    assert states(report) == ["changed"] * 3, "it was begun once more, not taken for done"
+    assert states(report) == ["changed"] * 3, "the step ran again and was not treated as done"
 
 
 def test_the_effect_of_a_step_may_show_later(tmp_path: Path) -> None:
@@ -227,7 +228,8 @@ def test_undoing_verbs_exist_and_take_the_same_arguments() -> None:
 
 
 def test_a_failed_run_lists_the_commands_that_undo_its_steps(tmp_path: Path) -> None:
-    """Latest first, for this cluster, only for changed steps and the failed step, which may be half done."""
+    """The latest step comes first; only changed steps and the failed step, which may be half done, are listed
+    for this cluster."""
     plant = Plant(fails="undrain", nodes={"node6"})
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert [(s.id, s.undo) for s in undoable_steps(report)] == [
@@ -242,8 +244,8 @@ def test_a_failed_run_lists_the_commands_that_undo_its_steps(tmp_path: Path) -> 
     ]
     plant.fails = ""
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
-    assert not report.failed and not undoable_steps(report), "it went well: nothing is to be taken back"
-    assert report.steps[0].undo, "the record of the run remembers it"
+    assert not report.failed and not undoable_steps(report), "a successful run lists nothing to undo"
+    assert report.steps[0].undo, "the record of the run retains the command"
 
 
 def test_steps_that_the_run_undid_itself_are_not_listed(tmp_path: Path) -> None:
@@ -331,7 +333,8 @@ def test_a_passed_gate_is_not_checked_again(tmp_path: Path) -> None:
     gate = "  - id: gate\n    uses: wait_for\n    with: {for: healthy}\n"
     text = TEXT.replace("steps:\n", "steps:\n" + gate) + gate.replace("gate", "last")
     told = text.replace("uses: wait_for", "register: told\n    uses: wait_for", 1)
-    for number, (book, waits) in enumerate([(text, 2), (told, 3)]):  # what tells something is read again
+    # A step that registers a result runs again.
+    for number, (book, waits) in enumerate([(text, 2), (told, 3)]):
         plant, journal = Plant(fails="add-node"), tmp_path / str(number)
         assert states(runner(tmp_path, plant, FileJournal(journal), book).run())[2] == "failed"
         plant.fails = ""
@@ -354,7 +357,7 @@ def test_a_failure_that_the_run_continued_after_stays_a_failure(tmp_path: Path) 
     gate = "  - {id: serves, uses: wait_for, with: {for: healthy}, on_failure: continue, register: it}\n"
     text = TEXT.replace("steps:\n", "steps:\n" + gate)
     path = tmp_path / "j"
-    with pytest.raises(Killed):  # with the intent of `drain`
+    with pytest.raises(Killed):  # the record ends with the intent of `drain`
         runner(tmp_path, Plant(fails="wait"), Mortal(FileJournal(path), 3, True), text).run()
     report = runner(tmp_path, Plant(), FileJournal(path), text).run()
     assert states(report) == ["failed", "changed", "changed", "changed"]
@@ -421,7 +424,9 @@ def test_a_plan_waits_for_a_change_in_progress(tmp_path: Path, paused: bool, wai
         return Ran(0, {"steps": []}, "")
 
     inspect = Inspector(VERBS, lambda: cluster, none, tmp_path, lambda: ())
-    assert inspect("plan.show", {"plan": "p"}) == Inspection(READS), "it asks nobody"
+    assert inspect("plan.show", {"plan": "p"}) == Inspection(READS), (
+        "a saved plan is read without the cluster"
+    )
     assert inspect("plan.rebalance", {"from_status": "f"}) == Inspection(READS)
     found = inspect("plan.rebalance", {})
     assert (found.state, found.operation) == (READS, waited)
@@ -455,7 +460,7 @@ class Mortal:
 
 
 def test_a_run_killed_at_any_record_and_resumed_does_nothing_twice(tmp_path: Path) -> None:
-    """Also with an empty home: the record is lost, but the cluster's state is not."""
+    """This includes an empty home: the record is lost, but the cluster's state is not."""
     whole = Plant()
     counting = Mortal(FileJournal(tmp_path / "whole"), 0, False)
     runner(tmp_path, whole, counting).run()
@@ -463,7 +468,7 @@ def test_a_run_killed_at_any_record_and_resumed_does_nothing_twice(tmp_path: Pat
     for at in range(1, counting.written + 1):
         for after in (False, True):
             for lost in (False, True):
-                # Without its record nobody knows what a run changed, so nothing may hang on that.
+                # Without its record it is unknown what a run changed, so no result may depend on that.
                 text = TEXT.replace("    when: ${added.changed}\n", "") if lost else TEXT
                 plant, path = Plant(), tmp_path / f"j-{at}-{after}-{lost}"
                 with pytest.raises(Killed):
@@ -471,7 +476,7 @@ def test_a_run_killed_at_any_record_and_resumed_does_nothing_twice(tmp_path: Pat
                 if lost:
                     path.unlink(missing_ok=True)
                     if "cluster undrain node1" in plant.effects:
-                        continue  # a whole new run of a playbook that drains would drain again
+                        continue  # a new run of a playbook that drains would drain again
                 report = runner(tmp_path, plant, FileJournal(path), text).run()
                 assert sorted(plant.effects) == sorted(whole.effects), (at, after, lost)
                 assert not report.failed and not report.resume
@@ -711,7 +716,7 @@ def test_an_invalid_playbook_is_annotated_at_its_place(place: Path) -> None:
     ],
 )
 def test_an_assertion_must_hold(place: Path, that: str, code: int) -> None:
-    """A single value, too: false fails, whatever its text is."""
+    """A single value works too: false fails, whatever its text is."""
     (place / "p.yaml").write_text(SIMPLE.replace('"${status.healthy} == true"', f'"{that}"'))
     env = {"XDG_STATE_HOME": str(place / "state")}
     words = ("playbook", "run", "p.yaml", "--var", "node=node2")
@@ -755,7 +760,7 @@ def test_an_approval_is_given_by_the_name_of_its_step(place: Path) -> None:
 
 
 def test_ctrl_c_in_a_step_ends_the_run(place: Path) -> None:
-    """Also if the step says `on_failure: continue`; the next step must not begin."""
+    """The run ends even if the step has `on_failure: continue`; the next step must not begin."""
 
     class Interrupted(FakeCluster):
         def call_meta(self, request: Request) -> Reply:
@@ -779,7 +784,7 @@ def test_two_processes_cannot_resume_the_same_run(tmp_path: Path) -> None:
     again = find_run(tmp_path, "", "p")
     assert [e.event for e in again.entries()] == ["begun"]
     again.close()
-    (tmp_path / "s.jsonl").write_bytes(b"rubbish\n")  # of another one: it stands in nobody's way
+    (tmp_path / "s.jsonl").write_bytes(b"rubbish\n")  # a damaged record of another run does not interfere
     find_run(tmp_path, "", "p").close()
     newer = FileJournal(tmp_path / "t.jsonl")
     newer.append(Entry("begun", 2, playbook="p"))

@@ -115,7 +115,7 @@ def test_each_mistake_has_its_place_and_hint(
 ) -> None:
     assert old in GOOD
     text = GOOD.replace(old, new, 1)
-    if not where:  # the neighbours of a mistake
+    if not where:  # the keys next to a mistake
         load(tmp_path, text)
         return
     with pytest.raises(InputProblem) as caught:
@@ -127,7 +127,8 @@ def test_each_mistake_has_its_place_and_hint(
 
 
 def refused(directory: Path, *said: str) -> None:
-    """By every command that reads it, in the same words; nobody is asked, nothing is begun."""
+    """Every command that reads the file refuses it in the same words; no question is asked, nothing is
+    begun."""
     for verb in ("validate", "check", "run"):
         done = iotctl(directory, "playbook", verb, "p.yaml")
         assert done.code == 3 and "Traceback" not in done.err, done.err
@@ -291,7 +292,7 @@ def test_conditions(text: str, expected: bool) -> None:
     ],
 )
 def test_an_incomplete_condition_is_refused(text: str) -> None:
-    """It would count as a text that is not empty, and always hold."""
+    """Otherwise the condition would count as a text that is not empty, and always hold."""
     with pytest.raises(BadExpression):
         condition(text)
 

@@ -73,7 +73,7 @@ class Losing(FakeCluster):
 
 
 def refused(spec: Path, cluster: FakeCluster, *words: str, text: str, code: int = Exit.REFUSED) -> None:
-    """Refused with and without the flag, and nothing is requested from the meta group."""
+    """The command is refused with and without the flag, and requests nothing from the meta group."""
     for flags in ((), ("--accept-data-loss", "--confirm", "plant")):
         done = iotctl(spec, "cluster", "recover", *words, *flags, cluster=cluster)
         assert done.code == code and text in done.err, (done.code, done.err)
@@ -92,7 +92,7 @@ def test_the_preview_shows_groups_recovery_leaders_and_the_command(spec: Path) -
     ]
     (survivor,) = found["groups"][0]["survivors"]
     assert survivor == {"node": "node1", "last": 9, "last_term": 0, "commit": 9, "behind": 0}
-    assert found["groups"][0]["slots"], "whose rows are concerned"
+    assert found["groups"][0]["slots"], "the affected slots are listed"
     assert found["next"] == "iotctl cluster recover node2 node3 --accept-data-loss --confirm plant"
     table = iotctl(spec, "cluster", "recover", "node2", "node3", cluster=cluster)
     assert table.code == Exit.REFUSED and "lost their majority" in table.out and found["next"] in table.err
@@ -160,7 +160,7 @@ def test_live_recently_heard_and_unknown_nodes_are_refused(spec: Path) -> None:
 
 
 def test_a_member_that_left_the_cluster_is_not_a_survivor(spec: Path) -> None:
-    """It stayed in place of a node that died before it joined, and the group has no majority left."""
+    """The member stayed in place of a node that died before it joined, and the group has no majority left."""
 
     class Left(Losing):
         def view(self) -> MetaView:
@@ -222,7 +222,9 @@ def test_status_shows_both_next_commands(spec: Path) -> None:
     assert all("iotctl cluster recover node2 node3" in p["next"] and "start" in p["next"] for p in lost)
     meta_lost = Losing(down={"node1", "node2", "node3"})
     found = json.loads(iotctl(spec, "cluster", "status", "-o", "json", cluster=meta_lost).out)
-    assert not any("recover" in p["next"] for p in found["problems"]), "it could not be done"
+    assert not any("recover" in p["next"] for p in found["problems"]), (
+        "the meta group has no majority for a recovery"
+    )
 
 
 def test_the_recovery_leader_has_the_last_entry_by_term_first() -> None:

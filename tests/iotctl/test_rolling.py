@@ -1,4 +1,4 @@
-"""Rolling restarts: no group ever loses its quorum, and no further node stops at the first doubt."""
+"""Rolling restarts: no group loses its quorum, and a restart stops no further node if a check fails."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class FakeAgents:
         return list(names)
 
     def stop(self, names: Sequence[str]) -> list[str]:
-        assert set(names) <= self.cluster.drained | self.outside, "leaders move off first"
+        assert set(names) <= self.cluster.drained | self.outside, "leaderships are transferred first"
         self.log += [f"stop {n}" for n in names]
         self.cluster.down |= set(names)
         self.most_down = max(self.most_down, len(self.cluster.down))
@@ -79,7 +79,7 @@ def test_nodes_restart_one_after_the_other_and_change_while_down() -> None:
     done = roll(agents, ["node1", "node2", "node3"])
     assert done.restarted == ["node1", "node2", "node3"] and agents.most_down == 1
     assert agents.log[:3] == ["stop node1", "change node1", "start node1"]
-    assert agents.cluster.drained == set(), "they may lead again"
+    assert agents.cluster.drained == set(), "the nodes are undrained"
 
 
 def test_no_group_loses_its_quorum_however_many_are_allowed() -> None:
@@ -132,9 +132,7 @@ def test_a_node_that_does_not_come_back_ends_the_restart() -> None:
     assert "node1 restarted" in caught.value.what and "node2, node3 not" in caught.value.what
     assert caught.value.next.endswith("iotctl cluster restart node2 node3")
     assert "stop node3" not in agents.log
-    assert agents.cluster.drained == set(), (
-        "when it comes back it may lead, and the next try finds it as it was"
-    )
+    assert agents.cluster.drained == set(), "the node is undrained, so a later restart finds its former state"
 
 
 class Late(FakeCluster):
@@ -154,7 +152,7 @@ class Late(FakeCluster):
 
 
 def test_the_next_node_stops_once_the_previous_one_applied_its_undrain() -> None:
-    """Until then, /ready fails."""
+    """The check /ready of the previous node fails until then."""
 
     class Watched(FakeAgents):
         def stop(self, names: Sequence[str]) -> list[str]:
@@ -168,7 +166,7 @@ def test_the_next_node_stops_once_the_previous_one_applied_its_undrain() -> None
 
 @pytest.mark.parametrize("names", [["node1", "node2"], ["node1"]])
 def test_a_node_that_never_applies_its_undrain_ends_the_restart(names: list[str]) -> None:
-    """It was restarted, and the next command does not restart it or all nodes again."""
+    """The node was restarted, and the next command restarts neither this node nor all nodes again."""
     agents = FakeAgents(Late())
     agents.cluster.after = 10_000  # type: ignore[attr-defined]
     with pytest.raises(Partly) as caught:
@@ -204,7 +202,7 @@ def test_a_node_that_was_draining_before_keeps_draining() -> None:
 
 @pytest.mark.parametrize("level", [FIRST, Feature.REASONS])
 def test_nodes_that_a_killed_restart_left_draining_are_undrained(level: int) -> None:
-    """It was killed while node2 was down; an operator drained node4 after a rolling restart had."""
+    """The restart was killed while node2 was down; an operator drained node4 after a rolling restart had."""
     cluster, roller = FakeCluster(level=level), f"me{BY_A_ROLL}"
     for by, draining in ((roller, True), ("me", False), ("ann", True)):
         cluster.call_meta(Drain("node4", draining, by, for_restart=by == roller))
@@ -218,7 +216,7 @@ def test_nodes_that_a_killed_restart_left_draining_are_undrained(level: int) -> 
 
 
 def test_a_group_that_has_no_leader_stops_everything() -> None:
-    """It may be electing a leader after a node failed; `may_stop` alone would count the group as lost."""
+    """The group may be electing a leader after a node failed; `may_stop` alone would count it as lost."""
     cluster = FakeCluster(down={"node5"}, leaderless={"node3.1", "node4.1", "node5.1"})
     agents = FakeAgents(cluster)
     with pytest.raises(RefusedProblem, match="nothing was stopped"):
@@ -227,11 +225,11 @@ def test_a_group_that_has_no_leader_stops_everything() -> None:
 
 
 def test_a_second_restart_stops_no_node_while_the_first_drains() -> None:
-    """Each records its drain before it looks for other drains."""
+    """Each restart records its drain before it looks for other drains."""
 
     class Shared(FakeCluster):
         def call_meta(self, request: Request) -> Reply:
-            self.drained.add("node2")  # by the other restart, after this one has begun
+            self.drained.add("node2")  # the other restart drains a node after this one has begun
             return super().call_meta(request)
 
     cluster = Shared()
@@ -248,7 +246,7 @@ def test_a_new_leader_gets_time_to_hear_its_followers() -> None:
         fresh = 0
 
         def call_meta(self, request: Request) -> Reply:
-            self.fresh = 12  # statuses until it has heard them
+            self.fresh = 12  # statuses until the leader has heard its followers
             return super().call_meta(request)
 
         def status(self, node: str) -> NodeStatus:

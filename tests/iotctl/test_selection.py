@@ -37,7 +37,7 @@ def cluster() -> FakeCluster:
 
 
 def test_values_of_one_tag_are_alternatives_and_tags_are_combined() -> None:
-    """In disjoint parts, each with one value per tag; a repeated value counts once."""
+    """The parts are disjoint, each with one value per tag; a repeated value counts once."""
     selection = Selection(parse_where(["Device=a", "device=b", "region=eu", "device=a", "room="]))
     assert selection.parts() == [
         {"device": "a", "region": "eu", "room": None},
@@ -107,7 +107,7 @@ def test_a_ttl_that_expires_rows_counts_them_and_asks(place: Path, cluster: Fake
 
 
 def test_a_ttl_that_expires_nothing_new_asks_nothing(place: Path, cluster: FakeCluster) -> None:
-    """A longer TTL, none, the same, and a TTL of a table whose rows are all younger."""
+    """This holds for a longer TTL, no TTL, an equal TTL, and a table whose rows are all younger."""
     young = FakeCluster(tables=list(cluster.tables))
     words = ("data", "schema", *NAMED, "--set-ttl")
     for ttl in ("30d", "30d", "60d", "none"):
@@ -137,7 +137,8 @@ def test_a_node_ahead_of_the_operator_decides_what_expires(place: Path, cluster:
 def test_a_read_that_is_not_strong_shows_its_age(
     place: Path, cluster: FakeCluster, read: str, ages: tuple[int, ...], age_ms: int | None, said: str
 ) -> None:
-    """A11: by the oldest answer of all parts of a selection; on stderr beside the rows, and in JSON."""
+    """A11: the age is that of the oldest answer of all parts of a selection; it is on stderr beside the rows,
+    and in JSON."""
     cluster.ages_ms = ages
     words = ("data", "query", *NAMED, "--where", "device=a", "--where", "device=b", "--read", read)
     assert iotctl(place, *words, cluster=cluster).err.strip() == said
@@ -241,7 +242,9 @@ def test_a_table_is_dropped_with_its_rows_by_name_only(place: Path, cluster: Fak
     assert done.code == 0 and "root.a.m is dropped" in done.out
     ((before, request),) = cluster.dropped
     assert (before, request.version, len(cluster.deleted)) == (1, 1, 2)
-    assert iotctl(place, *words, "--confirm", "plant", cluster=cluster).code == Exit.INPUT, "it is gone"
+    assert iotctl(place, *words, "--confirm", "plant", cluster=cluster).code == Exit.INPUT, (
+        "the table was dropped"
+    )
     empty = FakeCluster(tables=[TableSchema("root.a", "m", 1, COLUMNS)])
     assert iotctl(place, *words, cluster=empty).code == Exit.REFUSED
     assert iotctl(place, *words, "--yes", cluster=empty).code == 0 and not empty.tables
@@ -249,11 +252,11 @@ def test_a_table_is_dropped_with_its_rows_by_name_only(place: Path, cluster: Fak
 
 def test_an_export_only_replaces_a_file_on_request(place: Path, cluster: FakeCluster) -> None:
     words = ("data", "export", *NAMED, "--to")
-    (place / "x.csv").write_text("of a person")
+    (place / "x.csv").write_text("of an operator")
     (place / "empty.csv").touch()
     done = iotctl(place, *words, "x.csv", cluster=cluster)
     assert done.code == Exit.REFUSED and "replace" in done.err and "--yes" in done.err
-    assert (place / "x.csv").read_text() == "of a person"
+    assert (place / "x.csv").read_text() == "of an operator"
     for more in (("x.csv", "--yes"), ("empty.csv",)):
         assert iotctl(place, *words, *more, cluster=cluster).code == 0
         assert (place / more[0]).read_text().startswith('"time"')
@@ -283,7 +286,7 @@ def test_an_export_that_cannot_be_written_is_reported(place: Path, cluster: Fake
 
 
 def test_an_export_can_write_to_an_open_descriptor(place: Path, cluster: FakeCluster) -> None:
-    """As a shell gives it: `--to >(gzip)`, `--to /dev/stdout`."""
+    """A shell passes such paths: `--to >(gzip)`, `--to /dev/stdout`."""
     out, into = os.pipe()
     words = ("data", "export", *NAMED, "--format", "csv", "--to", f"/dev/fd/{into}")
     done = iotctl(place, *words, cluster=cluster)

@@ -56,7 +56,7 @@ def test_a_wrong_clock_is_a_problem_with_its_offset(spec: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_removed_is_a_problem(spec: Path) -> None:
-    """With the place and the error of the disk."""
+    """The problem has the path and the error of the disk."""
 
     class Refusing(FakeCluster):
         def status(self, node: str) -> NodeStatus:
@@ -164,8 +164,8 @@ def test_a_group_that_elects_its_first_leader_is_no_problem(spec: Path) -> None:
 def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(
     spec: Path, age_ms: int, heard_ms: int
 ) -> None:
-    """It answers, but another voter could not be lost: it was not heard for too long, or not since it
-    started. A new leader gets time to hear it."""
+    """The voter answers, but another voter could not be lost: its leader has not heard it for too long, or
+    not since the voter started. A new leader gets time to hear it."""
 
     class Unheard(FakeCluster):
         ms = heard_ms + 1
@@ -185,9 +185,11 @@ def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(
     found = cluster_status(Unheard(), source, now_ms=NOW_MS, sleep=lambda s: None)
     assert not found.healthy and found.quorum
     by = [(p.code, p.node, p.group) for p in found.problems]
-    assert by == [("unheard", "node2", "meta"), ("unheard", "node2", "node5.1")], "once for each leader"
+    assert by == [("unheard", "node2", "meta"), ("unheard", "node2", "node5.1")], (
+        "each leader reports the voter once"
+    )
     down = cluster_status(Unheard(down={"node2"}), source, now_ms=NOW_MS, sleep=lambda s: None)
-    assert {p.code for p in down.problems} == {"node_unreachable"}, "one that is down is said to be down"
+    assert {p.code for p in down.problems} == {"node_unreachable"}, "a node that is down is reported as down"
 
     class Damaged(Unheard):
         def status(self, node: str) -> NodeStatus:
@@ -196,7 +198,7 @@ def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(
             return msgspec.structs.replace(given, groups=groups) if node == "node2" else given
 
     sick = cluster_status(Damaged(), source, now_ms=NOW_MS, sleep=lambda s: None)
-    assert {p.code for p in sick.problems} == {"replica_sick"}, "and one that is damaged, damaged"
+    assert {p.code for p in sick.problems} == {"replica_sick"}, "a damaged replica is reported as damaged"
 
 
 def test_the_next_command_of_a_local_fleet_is_local_up(tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ def test_a_member_without_a_replica_is_a_problem(spec: Path, dissolving: bool) -
 
 
 def test_a_node_of_the_spec_that_has_not_joined(spec: Path) -> None:
-    """Listed as not joined, with the command that adds it."""
+    """The node is listed as not joined, with the command that adds it."""
     (spec / "cluster.yaml").write_text(SPEC + "  - {name: node6, host: h6}\n")
     cluster = FakeCluster()
     done = iotctl(spec, "cluster", "status", "-o", "json", cluster=cluster)
@@ -313,7 +315,7 @@ def test_status_of_dead_nodes_reads_as_text(spec: Path) -> None:
     ],
 )
 def test_a_node_that_takes_no_part_for_long_is_an_error(spec: Path, state: str, why: str, helps: str) -> None:
-    """With the reason and the next command; a node that has just started may still be starting."""
+    """The error has the reason and the next command; a node that has just started may still be starting."""
 
     class Apart(FakeCluster):
         age_ms = SERVING_MS_MAX + 1

@@ -53,7 +53,7 @@ class Recovering(FakeCluster):
 
 
 class Unheard(FakeCluster):
-    """node3 has just come back: the leader of node1's group has not heard it yet. Its log is short."""
+    """node3 has just restarted: the leader of node1's group has not heard it yet, and its log is short."""
 
     def status(self, node: str) -> NodeStatus:
         found = super().status(node)
@@ -62,7 +62,7 @@ class Unheard(FakeCluster):
 
 
 class NeverHeard(Unheard):
-    """Not since its leader started."""
+    """The leader has not heard node3 since the leader started."""
 
     def status(self, node: str) -> NodeStatus:
         found = super().status(node)

@@ -59,7 +59,7 @@ def ran(
 def test_repair_without_a_terminal_is_refused_naming_the_flag(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is even compared."""
+    """The command does not even compare files."""
     done, job = ran(spec, monkeypatch, report(), "--repair", "--depth", "hash")
     assert done.code == Exit.REFUSED and "--yes" in done.err and not job.repairs
 
@@ -93,7 +93,8 @@ def test_exit_codes(spec: Path, monkeypatch: pytest.MonkeyPatch, found: VerifyRe
 
 
 def test_the_table_shows_replaced_and_remaining_files(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the damaged file is stored, where the good copy came from, and why the other file stays."""
+    """The table shows where the damaged file is stored, where the good copy came from, and why the other file
+    stays."""
     found = report(mismatch(True), mismatch(False, "no majority of the 3 replicas"))
     done, _ = ran(spec, monkeypatch, found, "--repair", "--yes")
     for text in ("quarantine/node1.1/00007-f", "node1", "no majority of the 3 replicas", "FAIL"):
@@ -108,6 +109,6 @@ def test_without_repair_the_next_command_is_named(spec: Path, monkeypatch: pytes
 
 
 def test_manifest_depth_cannot_repair(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads no bytes, so it proves nothing about them."""
+    """Depth manifest reads no bytes, so it proves nothing about them."""
     done, job = ran(spec, monkeypatch, report(), "--depth", "manifest", "--repair", "--yes")
     assert done.code == Exit.USAGE and not job.repairs
