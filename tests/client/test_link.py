@@ -134,7 +134,7 @@ def test_an_error_reply_is_raised_with_its_details() -> None:
 
 
 def test_not_sent_and_not_answered_are_different_errors() -> None:
-    """Without a connection the request was not sent. If the connection ends before the answer, it is
+    """Without a connection the request was not sent. If the connection ends before the answer, the outcome is
     unknown."""
 
     async def scenario() -> None:

@@ -46,7 +46,7 @@ DELETED = (7 * STEP_MS, 11 * STEP_MS)
 
 class Sample(msgspec.Struct, frozen=True):
     value: Any
-    """As JSON."""
+    """The value as JSON."""
 
     content: str
     """The stored or sent bytes, in base64."""

@@ -63,7 +63,7 @@ class Plant:
         return {n: self.pid(n) for n in self.nodes}
 
     def files(self) -> dict[str, int]:
-        """When what is deployed was last written, in nanoseconds."""
+        """The time of the last write to the deployed files, in nanoseconds."""
         names = ("node.yaml", "tls/node.pem", "tls/node.key", "tls/ca.pem", "supervise", "app")
         return {f"{n}/{f}": (self.home(n) / f).lstat().st_mtime_ns for n in self.nodes for f in names}
 
@@ -75,7 +75,7 @@ class Plant:
         return BlockingCluster.connect(self.spec())
 
     def kill(self) -> None:
-        """Whatever is left."""
+        """End all remaining processes."""
         for node in self.lines:
             with suppress(OSError, ValueError):
                 os.kill(int((self.home(node) / "supervisor.pid").read_text()), signal.SIGKILL)

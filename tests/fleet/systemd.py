@@ -111,7 +111,7 @@ KillMode=process
 
 
 class NoBoot(Exception):
-    """No machine can be created here; says why."""
+    """No machine can be created here; the text is the reason."""
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Machine(Sshd):
         """Raises `NoBoot` with systemd's last words."""
         self._lay_out_etc()
         groups = _cgroups()
-        for left in groups.glob("iotctl-test-*"):  # by a run that was killed
+        for left in groups.glob("iotctl-test-*"):  # left by a run that was killed
             if not Path("/proc", left.name.split("-")[2]).exists():
                 _removed(left)
         self._group = groups / f"iotctl-test-{os.getpid()}-{self.port}"
@@ -149,16 +149,16 @@ class Machine(Sshd):
 
     @property
     def pid(self) -> int:
-        """Of its PID 1, as the host counts; 0 before there is one."""
+        """The pid of the machine's PID 1 on the host; 0 before it is started."""
         return int((self.directory / "init").read_text() or 0)
 
     @property
     def root(self) -> Path:
-        """Its files, as the host can read them."""
+        """The machine's files as the host can read them."""
         return Path(f"/proc/{self.pid}/root")
 
     def run(self, *words: str) -> str:
-        """What a command says in there, as root; whether it succeeds or not."""
+        """Run a command inside the machine, as root, and return its output whether it succeeds or not."""
         said = self.directory / "ran"
         command = [
             "nsenter",
@@ -170,12 +170,12 @@ class Machine(Sshd):
             "--cgroup",
             *words,
         ]
-        with said.open("wb") as out:  # no pipe: what it may leave behind would keep that open
+        with said.open("wb") as out:  # no pipe: a process that the command leaves behind would keep it open
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=COMMAND_S)
         return said.read_text()
 
     def units(self) -> list[str]:
-        """Of agents, as systemd and its directory have them."""
+        """The units of agents according to systemd and its directory."""
         listed = self.run("systemctl", "list-units", "--all", "--plain", "--no-legend", "nodeagent-*")
         files = (self.root / "etc/systemd/system").rglob("nodeagent-*")
         return sorted({*(line.split()[0] for line in listed.splitlines()), *(f.name for f in files)})
@@ -249,7 +249,7 @@ def booted(directory: Path, nodes: Sequence[str], login: str = "root", service: 
 
 
 def _cgroups() -> Path:
-    """Where the host has its cgroups of the second kind."""
+    """Where the host mounts cgroups v2."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, place, kind, options, *_ = line.split()
         if kind == "cgroup2" and "rw" in options.split(","):

@@ -30,7 +30,7 @@ def test_each_script_gets_its_own_arguments_and_gives_its_own_answers() -> None:
 
 
 def test_a_script_that_ends_early_gives_no_answer() -> None:
-    """Otherwise a part of the facts would be taken for all of them."""
+    """Otherwise some of the facts would be treated as all of them."""
 
     class Cut(ThisHost):
         def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 1.0) -> Ran:
@@ -86,7 +86,7 @@ def test_installed_software_reports_its_python(tmp_path: Path) -> None:
 
 
 class Clock(ThisHost):
-    """Its `date` is `ahead_s` ahead of ours; counts how often it is asked for it alone."""
+    """A machine whose `date` is `ahead_s` ahead of ours; counts separate requests for the clock."""
 
     looks = 0
 

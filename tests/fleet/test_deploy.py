@@ -173,7 +173,7 @@ def test_an_upgrade_installs_a_version_node_by_node(plant: Plant, monkeypatch: p
         now, version=now.version + "1", code=(*now.code, ("nodeagent/newer.py", b"NEWER = True\n"))
     )
     monkeypatch.setattr(deploying, "software", lambda: newer)
-    deployed = plant.json("cluster", "deploy", "--yes")  # what is disruptive waits
+    deployed = plant.json("cluster", "deploy", "--yes")  # disruptive changes wait
     assert all([c["what"] for c in n["later"]] == ["version"] for n in deployed["nodes"])
     assert plant.pids() == old and plant.files() == files
     done = plant.json("cluster", "upgrade", "--yes")
@@ -194,7 +194,7 @@ def test_a_plan_is_not_deployed_to_machines_that_changed_since(
     supervise = plant.home("node2") / "supervise"
     text = supervise.read_bytes()
 
-    def put(content: bytes) -> None:  # never in place: a shell runs it
+    def put(content: bytes) -> None:  # replaced and not edited, because a shell runs the file
         (new := supervise.with_suffix(".new")).write_bytes(content)
         new.chmod(0o755)
         new.replace(supervise)
@@ -227,7 +227,9 @@ def test_a_node_is_deployed_added_and_removed_with_its_agent(plant: Plant) -> No
         assert done["state"] == "done" and plant.pid(SPARE)
         status = plant.json("cluster", "status")
         assert status["healthy"] and SPARE in [n["id"] for n in status["nodes"]]
-        assert plant.json("cluster", "deploy")["changed"] == 0, "it is like any other node now"
+        assert plant.json("cluster", "deploy")["changed"] == 0, (
+            "the added node is treated like any other node"
+        )
         assert plant.json("cluster", "remove-node", SPARE, "--yes")["state"] == "done"
         assert plant.pid(SPARE) == 0 and path.read_text() == text
         kept = plant.home(SPARE) / f"removed-{time_number}"
@@ -293,7 +295,7 @@ def test_one_command_renews_certificates_that_have_all_expired(plant: Plant) -> 
     assert step["state"] == "would_change" and "node1, node2, node3" in step["message"]
     assert plant.json("cert", "renew", "--yes")["changed"] == 4
     assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
-    assert plant.pids() == pids, "nothing was restarted"
+    assert plant.pids() == pids, "no agent was restarted"
     # What was in no checkpoint when the agents ended is made once more, and a member that hears of no commit
     # cannot begin with it.
     wait_for_files(plant, closed)
@@ -304,7 +306,7 @@ def test_one_command_renews_certificates_that_have_all_expired(plant: Plant) -> 
 
 
 def wait_for_files(plant: Plant, closed: dict[str, int]) -> None:
-    """Until every member has made the files of everything up to the index of its group's log, and makes no
+    """Wait until every member has written all files up to the index of its group's log, and writes no
     more."""
     with plant.connect() as cluster:
         for group in cluster.meta().groups:

@@ -40,7 +40,7 @@ class Operator:
     """Agents seen so far: none is started twice."""
 
     def run(self, playbook: str, record: str, when: str) -> bool:
-        """Whether it was killed there; otherwise it came to its end."""
+        """Return whether iotctl was killed at the record; otherwise it completed."""
         self.lives += 1
         home = self.place / f"life{self.lives}"
         (home / "work").mkdir(parents=True)
@@ -61,7 +61,7 @@ class Operator:
                 capture_output=True,
                 text=True,
             )
-            if code.returncode != 2:  # of --resume: there is nothing to go on with
+            if code.returncode != 2:  # the error of --resume: there is no run to continue
                 break
         assert code.returncode in (0, -9), code.stdout + code.stderr
         assert told.exists() == (code.returncode == -9)
@@ -137,7 +137,7 @@ def test_add_node(killed: tuple[Operator, str]) -> None:
 
 
 def files(plant: Plant) -> dict[str, str]:
-    """What is deployed, and the authority it comes from."""
+    """The deployed files and the authority that issued them."""
     authority = Path(plant.env["XDG_DATA_HOME"]) / "iotctl" / "plant" / "authority"
     found = [p for p in authority.rglob("*") if p.is_file()]
     found += [

@@ -54,7 +54,8 @@ def sessions(sshd: Sshd) -> list[int]:
 
 
 def cut_when(plant: Plant, node: str, there: Callable[[], object], *words: str) -> tuple[int, str]:
-    """Run a command, and end all sessions of a machine once it has come so far: its code and last words."""
+    """Run a command, end all sessions of a machine once the command has reached a point, and return its code
+    and output."""
     done: list[tuple[int, str, str]] = []
     running = threading.Thread(target=lambda: done.append(plant.iotctl(*words)))
     running.start()

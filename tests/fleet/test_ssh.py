@@ -58,7 +58,7 @@ def test_a_command_runs_with_its_input_output_and_code(
     ran = host.run(["sh", "-c", "echo out; echo err >&2; exit 7"])
     assert (ran.code, ran.out, ran.err) == (7, b"out\n", b"err\n")
     assert host.run(["sh", "-c", "head -c 8000000 /dev/zero >&2"]).code == 0
-    assert host.run(["true"], stdin=data).code == 0  # it does not read it
+    assert host.run(["true"], stdin=data).code == 0  # the command does not read its input
     assert host.run(["sh", "-c", "kill -9 $$"]).code == -1
     host.close()
 
@@ -227,7 +227,7 @@ def test_a_server_that_never_answers_a_command_times_out(connector: Connector, t
     serving = []
 
     def serve() -> None:
-        for _ in range(2):  # the key is asked for, then a command runs
+        for _ in range(2):  # the client requests the key, then runs a command
             transport = paramiko.Transport(listener.accept()[0])
             transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(str(key)))
             transport.start_server(threading.Event(), Silent())
@@ -319,7 +319,7 @@ def test_a_lost_connection_is_reported(
 
 
 def test_the_operators_configuration_counts(tmp_path: Path) -> None:
-    """Include, Match and patterns as OpenSSH reads them; the spec overrides."""
+    """Include, Match and patterns work as in OpenSSH; the spec takes precedence."""
     (tmp_path / "more").write_text("Host plant-*\n  HostName %h.example.org\n  User ops\n  Port 2222\n")
     (tmp_path / "config").write_text(
         f"Include {tmp_path}/more\nMatch host plant-*\n  ProxyJump gate,second\n"

@@ -99,7 +99,7 @@ def test_an_agent_has_what_its_unit_says(plant: Plant) -> None:
     agent, machine = plant.pid("node1"), _machine(plant, "node1")
     group = Path(f"/proc/{agent}/cgroup").read_text().splitlines()[-1]
     assert group.endswith(f"/system.slice/{_unit('node1')}")
-    # Who may not raise limits gives what it has.
+    # Without the right to raise limits, systemd applies the machine's own limit.
     own = LIMIT_NOFILE if _capabilities(machine.pid) & CAP_SYS_RESOURCE else _files_max(machine.pid)
     assert _files_max(agent) == min(LIMIT_NOFILE, own)
     keys = ("LimitNOFILE", "Restart", "KillMode", "TimeoutStopUSec", "User")
@@ -147,7 +147,8 @@ def test_a_rolling_restart(plant: Plant) -> None:
 
 
 def test_an_edited_unit_is_repaired(plant: Plant) -> None:
-    """At once if the agent is down, by `upgrade` if it runs; systemd then loads the unit."""
+    """The unit is repaired at once if the agent is down, and by `upgrade` if it runs; systemd then loads
+    it."""
     units = {n: _unit_file(plant, n) for n in NODES}
     meant = {n: unit.read_text() for n, unit in units.items()}
     units["node1"].write_text(meant["node1"].replace("RestartSec=2", "RestartSec=3"))
@@ -199,7 +200,7 @@ def test_all_stop_even_if_a_node_was_never_deployed(plant: Plant) -> None:
 
 
 def test_destroy_leaves_no_unit_and_no_process(plant: Plant) -> None:
-    """Not even of a killed agent, which systemd remembers as failed."""
+    """This includes the unit of a killed agent, which systemd records as failed."""
     late = _machine(plant, "node2").root / "run/systemd/system" / f"{_unit('node2')}.d" / "late.conf"
     late.parent.mkdir(parents=True)
     late.write_text("[Service]\nTimeoutStopSec=1ms\n")
@@ -212,7 +213,7 @@ def test_destroy_leaves_no_unit_and_no_process(plant: Plant) -> None:
         assert _machine(plant, node).units() == [] and not plant.home(node).exists()
         assert _machine(plant, node).run("systemctl", "is-system-running") == "running\n"
     assert plant.json("cluster", "destroy")["destroyed"] == []
-    _unit_file(plant, "node3").write_text("[Service]\nExecStart=/bin/true\n")  # all else was deleted by hand
+    _unit_file(plant, "node3").write_text("[Service]\nExecStart=/bin/true\n")  # only the unit is left
     assert plant.json("cluster", "destroy", "--confirm", "plant")["destroyed"] == ["node3"]
     assert _machine(plant, "node3").units() == []
 
@@ -284,7 +285,7 @@ def _unit_file(plant: Plant, node: str) -> Path:
 
 
 def _show(plant: Plant, node: str, *keys: str) -> list[str]:
-    """What systemd has of the node's unit."""
+    """The properties of the node's unit in systemd."""
     words = ("systemctl", "show", _unit(node), *(f"--property={k}" for k in keys))
     said = dict(line.split("=", 1) for line in _machine(plant, node).run(*words).splitlines())
     return [said[k] for k in keys]
@@ -295,7 +296,7 @@ def _said(plant: Plant, node: str) -> str:
 
 
 def _written(plant: Plant) -> dict[str, int]:
-    """When what is deployed was last written, in nanoseconds."""
+    """The time of the last write to the deployed files, in nanoseconds."""
     names = ("node.yaml", "tls/node.pem", "tls/node.key", "tls/ca.pem", "app")
     files = [plant.home(n) / name for n in plant.nodes for name in names]
     return {str(f): f.lstat().st_mtime_ns for f in (*files, *(_unit_file(plant, n) for n in plant.nodes))}

@@ -116,7 +116,7 @@ class DirectoryCluster:
         path.write_bytes(msgspec.msgpack.encode(replica))
 
     def put(self, node: str, group: str, made: ClosedUnit) -> Path:
-        """Add or replace a file with its manifest entry."""
+        """Add or replace a file and its manifest entry."""
         with contextlib.suppress(NotFound):
             replica = self.load(node, group)
             replica.files = [f for f in replica.files if f.name != made.meta.name] + [made.meta]
@@ -178,7 +178,7 @@ class DirectoryCluster:
     def write(
         self, storage_group: str, table: str, data: pa.Table, *, tags: Sequence[str] | None = None
     ) -> object:
-        """Kept as it came, to be looked at."""
+        """Store the rows unchanged, so that a test can read them."""
         target = self.root / "written" / storage_group / table / ",".join(tags or ())
         target.mkdir(parents=True, exist_ok=True)
         pq.write_table(data, target / f"{uuid.uuid4()}.parquet")

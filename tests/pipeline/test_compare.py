@@ -178,7 +178,7 @@ def test_file_missing_on_one_holder(maker: Maker, lacking: str) -> None:
     assert (found.node, found.expected, found.found) == (lacking, second.meta.xxh3, MISSING)
 
 
-def test_file_only_one_holder_has(maker: Maker) -> None:
+def test_a_file_on_one_holder_only_is_reported(maker: Maker) -> None:
     """An extra file is reported for its holder."""
     first, second = maker.file(MACHINES, machines(), 7, (5,)), maker.file(MACHINES, machines(seed=3), 7, (6,))
     holders = Holders()
@@ -232,7 +232,7 @@ def test_adopted_scope_gives_files_their_old_age_and_leaves_newer_ones_out(maker
     assert [f.order for f in holding.files] == [(5,)]
 
 
-def test_cut_leaves_later_files_out(maker: Maker) -> None:
+def test_files_after_the_cut_are_not_compared(maker: Maker) -> None:
     """Files of a later log index than the cut are not compared."""
     files = [maker.file(MACHINES, machines(), 7, (n,)).meta for n in (5, 6, 7)]
     holding = holding_of("n", "g.1", "s", PulledSlot(7, tuple(files), ()), Scope(cut=6))

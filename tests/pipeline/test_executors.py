@@ -21,7 +21,7 @@ from nodeagent.model.errors import Unavailable
 
 SPARK = Path(pyspark.__file__).parent
 PATIENCE_S = 180
-"""On a machine that is busy Spark takes long to start."""
+"""Spark starts slowly on a busy machine."""
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def spark_process(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def said(log: Path, pattern: str) -> str:
-    """What the daemon wrote, once it did."""
+    """Return the first group of `pattern` once the output of the daemon matches."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := re.search(pattern, log.read_text(errors="replace"))):
         assert time.monotonic() < deadline, log.read_text(errors="replace")
@@ -123,7 +123,7 @@ def said(log: Path, pattern: str) -> str:
 
 @contextmanager
 def on_master(conf: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """The program with the jobs; it and its JVM have ended at the end, whatever happened."""
+    """Run the program with the jobs; at the end the program and its JVM have ended in any case."""
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_CONF_DIR": str(conf)}
     program = [sys.executable, "-m", "tests.pipeline.on_master", *words]
     out, err = subprocess.PIPE, subprocess.STDOUT

@@ -125,7 +125,7 @@ class Returns(Silent):
             self.flag.unlink(missing_ok=True)
 
 
-def test_holder_that_is_back_soon_does_not_cost_the_sign_off(
+def test_a_holder_that_returns_soon_does_not_prevent_the_sign_off(
     tmp_path: Path, spark: SparkSession, maker: Maker
 ) -> None:
     """The job waits for a node that restarts."""
@@ -171,7 +171,9 @@ def test_failed_orders_are_retried(tmp_path: Path, spark: SparkSession, maker: M
     assert (report.units_done, report.state) == (report.units_total, "done")
 
 
-def test_resumes_with_what_is_missing(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+def test_a_resumed_migration_orders_only_missing_copies(
+    tmp_path: Path, spark: SparkSession, maker: Maker
+) -> None:
     """A copy on record is not ordered again, unless another incarnation made it."""
     cluster = build(tmp_path, maker, Options())
     slots = ranges.from_slots(SLOTS)
@@ -189,7 +191,7 @@ def orders(cluster: DirectoryCluster) -> list[PullOrder]:
 
 
 def test_the_lease_of_another_job_is_respected(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
-    """Busy, naming the owner; nothing was ordered."""
+    """The job ends as busy and names the owner; nothing was ordered."""
     cluster = build(tmp_path, maker, Options())
     with cluster.state() as state:
         state.meta.operations[0].lease = Lease("somebody", 1, 30_000)
@@ -221,7 +223,7 @@ def test_finished_operation_is_verified_among_new_holders(
 
 
 def test_unknown_operation(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
-    """Named, with the command that lists them."""
+    """The error names the operation and the command that lists operations."""
     create(tmp_path, GROUPS, ())
     with pytest.raises(NotFound, match="op-5"):
         run(tmp_path, spark)

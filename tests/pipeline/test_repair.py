@@ -71,7 +71,9 @@ def test_the_majority_s_file_replaces_a_damaged_or_missing_one(found: str) -> No
         "alone",
     ],
 )
-def test_nothing_without_a_majority_of_all_members(rows: Rows, bytes_: dict[str, str], members: int) -> None:
+def test_nothing_is_repaired_without_a_majority_of_all_members(
+    rows: Rows, bytes_: dict[str, str], members: int
+) -> None:
     """A replica that did not answer counts against it."""
     cures, hopeless = decide(*case(rows, bytes_, members), "content")
     assert not cures
@@ -172,7 +174,7 @@ def test_a_missing_file_is_put_back(built: Built) -> None:
     assert report.repairs[0].quarantined == ""
 
 
-def test_two_damaged_of_three_stay_as_they_are(built: Built) -> None:
+def test_two_damaged_copies_of_three_are_not_repaired(built: Built) -> None:
     """Each is reported as not repairable; a neighbouring slot is still repaired."""
     bad = [flip(built.put(node, built.files[3])) for node in ("n1", "n2")]
     flip(built.put("n1", built.files[4]))

@@ -51,14 +51,14 @@ def test_reads_rows_as_written(source: SparkSession, directory: Path) -> None:
     assert frame.toArrow().cast(expected.schema).sort_by(key) == expected.sort_by(key).combine_chunks()
 
 
-def test_named_columns_alone_are_read(source: SparkSession, directory: Path) -> None:
+def test_only_the_named_columns_are_read(source: SparkSession, directory: Path) -> None:
     """A user schema limits the columns; a column that the files lack is null."""
     frame = source.read.format("tsfile").schema("time long, count long, later double").load(str(directory))
     row = frame.orderBy("time", "count").first()
     assert row is not None and row.asDict() == {"time": 5 * 10**9, "count": 0, "later": None}
 
 
-def test_filters_are_pushed_down_and_right(source: SparkSession, directory: Path) -> None:
+def test_filters_that_are_pushed_down_are_correct(source: SparkSession, directory: Path) -> None:
     """Tag and time filters give the same rows pushed down as applied by Spark, in every combination."""
     plain = source.read.format("tsfile").load(str(directory))
     pushing = source.read.format("tsfile").option("pushdown", "true")

@@ -78,7 +78,7 @@ def test_files_merged_while_bytes_are_read_are_checked_again(
 ) -> None:
     """The files of a slot are merged between listing and reading. The report does not pass if replicas then
     differ, or if nothing of the slot is left."""
-    monkeypatch.setattr(replicas, "ASKS_MAX", 1)  # one after the other: the first question changes the files
+    monkeypatch.setattr(replicas, "ASKS_MAX", 1)  # sequential, because the first request changes the files
     merged = maker.file(MACHINES, machines(seed=4), 4, (6,))
     asked = DirectoryCluster.call
     done: list[str] = []
@@ -259,8 +259,8 @@ def test_merges_are_suspended_while_verify_waits_for_a_replica(
     assert cuts == 2 if quiet_s else cuts > 10
 
 
-def test_files_after_the_cut_do_not_disturb(built: Built, maker: Maker) -> None:
-    """Concurrent writes make files that one replica has before the others."""
+def test_files_after_the_cut_are_ignored(built: Built, maker: Maker) -> None:
+    """Concurrent writes create files on one replica before the others."""
     built.put("n1", maker.file(MACHINES, machines(seed=9), 4, (101,)))
     assert run(built, "hash").passed
 
@@ -275,7 +275,7 @@ def test_missing_manifest_entry_is_a_mismatch(built: Built) -> None:
 
 
 @pytest.mark.spark
-def test_filters_narrow_what_is_read(built: Built, spark: SparkSession, maker: Maker) -> None:
+def test_a_filter_limits_the_slots_that_are_read(built: Built, spark: SparkSession, maker: Maker) -> None:
     """A slot that is not selected is not read."""
     tamper(built, maker)
     report = run(built, "content", Filters(slots=((60, 61),)), session=spark)

@@ -301,7 +301,7 @@ def test_events_are_retained_bounded_and_readable(tmp_path: Path) -> None:
                 short = await link.call(GetEvents(0, limit), 5)
                 assert isinstance(short, EventsReply)
                 assert (len(short.events), len(short.audit)) == (count, count)
-                assert not count or short.audit[0][0] == 2, "the newest"
+                assert not count or short.audit[0][0] == 2, "the newest events are retained"
             for i in range(3 * EVENTS_KEPT):
                 notes.write("job_failed", {"group": "a.1", "why": f"{i}"})
             assert len(notes.recent) == EVENTS_KEPT
@@ -408,7 +408,7 @@ def test_broken_invariant_ends_the_agent_with_an_error(tmp_path: Path) -> None:
 
 
 def test_failed_sync_ends_the_agent_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reply for what may not be durable; the process ends."""
+    """The agent sends no reply for entries that may not be durable; the process ends."""
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -513,8 +513,8 @@ def test_missing_certificate_is_an_error_with_its_path(tmp_path: Path) -> None:
 def test_a_leaving_agent_transfers_leaderships_within_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polls: int, complete: str
 ) -> None:
-    """It stops when it leads nothing any more, or after `TRANSFER_S_MAX`, whichever is first."""
-    monkeypatch.setattr("nodeagent.runtime.agent.TRANSFER_S_MAX", 0.2)
+    """The agent stops once it leads nothing, or after `HAND_OVER_S_MAX`, whichever is first."""
+    monkeypatch.setattr("nodeagent.runtime.agent.HAND_OVER_S_MAX", 0.2)
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
@@ -550,7 +550,7 @@ def test_process_forms_a_cluster_of_one_and_ends_cleanly_on_sigterm(tmp_path: Pa
 @pytest.mark.real
 @pytest.mark.parametrize("which", [0, 1])
 def test_an_agent_reports_an_address_in_use(tmp_path: Path, which: int) -> None:
-    """Its log ends with the reason, which `cluster add-node` and `local up` show."""
+    """The agent's log ends with the reason, which `cluster add-node` and `local up` show."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         directory = prepare(tmp_path, tls=False, ports=(port, 0) if which == 0 else (0, port))

@@ -130,7 +130,7 @@ def test_frames_of_one_turn_leave_in_one_write(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_certificate_of_another_authority_is_refused() -> None:
-    """In both directions."""
+    """Both client and server refuse such a certificate."""
 
     async def test() -> None:
         async with serving(Recorder(node_hello())) as listener:
@@ -340,7 +340,7 @@ def test_a_refused_connection_is_unavailable() -> None:
 
 
 def test_a_node_that_moved_is_reached_at_its_new_address() -> None:
-    """As soon as its new address is known, for requests and for file chunks."""
+    """Requests and file chunks use the new address as soon as it is known."""
 
     class Mine(Recorder):
         peers: Peers
@@ -491,7 +491,7 @@ def test_too_many_open_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     run(test())
 
 
-def test_large_replies_pass_whole() -> None:
+def test_large_replies_arrive_complete() -> None:
     """Many megabytes through TLS, several at once, arrive unchanged."""
 
     async def test() -> None:
@@ -546,7 +546,7 @@ def test_a_request_that_does_not_decode_is_refused_and_the_connection_continues(
 
 
 def test_a_frame_that_does_not_end_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slowly its bytes arrive; its counted bytes are released."""
+    """The connection ends however slowly bytes arrive; its counted bytes are released."""
     monkeypatch.setattr(frame_deadline, "FRAME_TIMEOUT_S", 0.05)
     monkeypatch.setattr(frame_deadline, "FRAME_BYTES_PER_S_MIN", 1 << 40)
 
@@ -626,7 +626,7 @@ def test_each_frame_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> Non
             served._on_bytes(NUMBERED_HEAD.pack(1000, Kind.REQUEST, 1))
             while served.is_open:
                 await asyncio.sleep(0.01)
-            assert 0.19 < clock() - began < 10, "not the 16 s of the frame before"
+            assert 0.19 < clock() - began < 10, "the deadline is not the 16 s of the previous frame"
             link.close()
         async with serving(handler) as listener:
             link = await reach(listener.port, identity("alice", "admin"), admin_hello())
@@ -646,7 +646,7 @@ def test_each_frame_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_frame_that_arrived_in_pieces_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On neither side: once the last byte has arrived, no deadline remains."""
+    """On both sides no deadline remains once the last byte has arrived."""
     monkeypatch.setattr(frame_deadline, "FRAME_TIMEOUT_S", 0.05)
 
     async def test() -> None:

@@ -193,7 +193,7 @@ def test_snapshot_is_installed(nodes: list[Node]) -> None:
 
 @pytest.mark.parametrize("group", ["meta", "a.1"])
 def test_no_snapshot_waits_for_files_of_moved_slots(nodes: list[Node], group: str) -> None:
-    """At a low rate those take very long, and the snapshot itself may contain the raised rate."""
+    """At a low rate those files take very long, and the snapshot itself may contain the raised rate."""
     a, _, c = nodes
     c.puller.rate.bytes_per_s = 1
     for number in range(2, 2 + 2 * PULLS):
@@ -246,8 +246,8 @@ def test_errors_of_jobs_never_end_a_lane(nodes: list[Node]) -> None:
 def test_a_job_that_raises_is_answered_before_the_next_job(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the host would wait without end, and no counter would show it; also for a job that pulls
-    files."""
+    """Otherwise the host would wait indefinitely, and no counter would show it. The same holds for a job that
+    pulls files."""
     a, _, c = nodes
 
     def fail(*_: object) -> None:

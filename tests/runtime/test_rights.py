@@ -41,7 +41,7 @@ def test_a_refusal_names_the_peer_and_the_request() -> None:
 
 
 def test_every_request_declares_its_traits() -> None:
-    """Explicitly, not by an inherited default."""
+    """The traits are explicit and not an inherited default."""
     for kind in get_args(Request):
         assert isinstance(kind.__dict__.get("traits"), Traits), kind
 
