@@ -204,12 +204,12 @@ class RaftWalk:
                 return
             else:
                 self._happens(f"beat {led.node}")
-        found = [(m.node, str(m.raft.role), m.raft.term, m.seen) for m in self._world.nodes.values()]
+        found = [(m.node, str(m.raft.role), m.raft.term, m.applied_index) for m in self._world.nodes.values()]
         raise AssertionError(f"L1: {found}")
 
     def _is_at_rest(self, led: Raft) -> bool:
         members = [self._world.nodes[n] for n in led.log.config.members]
-        return all(m.seen == led.log.last_index == led.commit for m in members) and led.can_change()
+        return all(m.applied_index == led.log.last_index == led.commit for m in members) and led.can_change()
 
 
 def _term_of(member: Member) -> int:

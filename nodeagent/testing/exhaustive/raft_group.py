@@ -125,7 +125,7 @@ class RaftGroupState:
         if write.last is not None:
             member.raft.persisted(*write.last)
         if write.base is not None:
-            member.offer, member.rebasing, member.seen = None, False, write.base.index
+            member.offer, member.rebasing, member.applied_index = None, False, write.base.index
             member.raft.installed(write.base, write.base.index, member.raft.clock)
         return write.sends
 
@@ -178,8 +178,10 @@ class RaftGroupState:
         (member.writes[-1].sends if member.writes else sends).extend(ready.after)
         if ready.committed is not None and not member.rebasing:
             first, entries = ready.committed
-            assert first == member.seen + 1, f"S4: {member.node} applies {first} after {member.seen}"
-            member.seen += len(entries)
+            assert first == member.applied_index + 1, (
+                f"S4: {member.node} applies {first} after {member.applied_index}"
+            )
+            member.applied_index += len(entries)
         for _, index in ready.reads:
             least = member.read_from
             assert least is None or index >= least, f"S6: {member.node} reads at {index}, committed {least}"

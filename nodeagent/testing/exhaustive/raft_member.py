@@ -48,6 +48,7 @@ class Member:
     """A node, which is both the machine and the replica that `RaftSafety` checks."""
 
     __slots__ = (
+        "applied_index",
         "_name",
         "disk",
         "incarnation",
@@ -57,7 +58,6 @@ class Member:
         "raft",
         "read_from",
         "rebasing",
-        "seen",
         "writes",
     )
 
@@ -77,7 +77,7 @@ class Member:
         self.raft = Raft(
             self.node, log, disk.hard, SETTINGS, partial(_drawn, self.life), clock, disk.base.index
         )
-        self.seen = disk.base.index
+        self.applied_index = disk.base.index
         self.writes: list[DiskWrite] = []
         self.offer: tuple[NodeId, SnapshotOffer] | None = None
         self.read_from: int | None = None
@@ -88,7 +88,7 @@ class Member:
 
     def copy(self) -> "Member":
         made = Member.__new__(Member)
-        for name in ("node", "life", "incarnation", "seen", "offer", "read_from", "rebasing"):
+        for name in ("node", "life", "incarnation", "applied_index", "offer", "read_from", "rebasing"):
             setattr(made, name, getattr(self, name))
         made.raft = fork(self.raft)
         made.disk = GroupLog(self.disk.base, self.disk.hard, list(self.disk.entries))
@@ -106,7 +106,7 @@ class Member:
                 self.offer,
                 self.read_from,
                 self.rebasing,
-                self.seen,
+                self.applied_index,
                 self.life,
             ]
             self._name = digest(state, self.raft.clock, BOUNDS)

@@ -74,7 +74,7 @@ class RaftWorld(RaftGroupState):
             if member.offer is not None and not member.rebasing:
                 events.append(f"install {node}")
             may_purge = left.purges and member.offer is None  # as in `Replica`: one or the other
-            if may_purge and min(member.seen, raft.commit) > raft.log.base.index:
+            if may_purge and min(member.applied_index, raft.commit) > raft.log.base.index:
                 events.append(f"purge {node}")
             if left.reads and member.read_from is None and raft.leader is not None:
                 events.append(f"read {node}")
@@ -187,7 +187,7 @@ class RaftWorld(RaftGroupState):
     def _purge(self, node: NodeId) -> None:
         self._spend("purges")
         member = self._touch(node)
-        base = member.raft.compact(min(member.seen, member.raft.commit))
+        base = member.raft.compact(min(member.applied_index, member.raft.commit))
         member.writes.append(DiskWrite([Rebase(GROUP, base, True)]))
         self._turn(member)
 
