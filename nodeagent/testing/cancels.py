@@ -1,4 +1,4 @@
-"""Cancel every kind of change at every hold point, in the simulator.
+"""Cancel every kind of change at every failpoint, in the simulator.
 
 `python -m nodeagent.testing.cancels [SEEDS [FIRST [COUNT]]]` prints the table of cases with their results,
 and exits with 1 if a case failed. Up to SEALED a cancel must restore exactly the old state; later it is

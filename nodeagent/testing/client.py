@@ -52,7 +52,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Round deadlines in the future up to a millisecond. The clock stands still while no task waits, so a
-        deadline within the resolution of asyncio would wake its task without end."""
+        deadline within the resolution of asyncio would wake its task again and again."""
         if when > self.time():
             when = max(self.sim.now + 1, math.ceil(when * 1000 - 1e-6)) / 1000
         return super().call_at(when, callback, *args, context=context)

@@ -63,7 +63,7 @@ class FaultyCluster(RandomOps):
         )
 
     def drawn(self, rng: random.Random) -> Plan:
-        # Not in `draw`, after which `alone` draws more, so that its draws stay the same.
+        # Drawn after `draw`: `single_node` draws more after it, and those draws must stay the same.
         plan = replace(
             Plan.draw(rng),
             restores=rng.random() < 0.3,

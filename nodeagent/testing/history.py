@@ -2,7 +2,7 @@
 
 `python -m nodeagent.testing.history RUN [SEED] (group|slot|operation) NAME [LINES]`: RUN is `swarm`,
 `cluster_swarm` or `scenario`, or a script file, which names its seed. The seed is run again with an observer
-that is called after every turn of every machine; a run without it pays nothing.
+that is called after every turn of every machine; a run without it has no overhead.
 """
 
 import sys
@@ -78,7 +78,7 @@ class Story:
             words += [f"waits for rows by {op}" for op, a in slots.arriving.items() if slot in a.slots]
             where = f"{machine.node} {group}"
             if words or where in self._known:
-                yield where, ", ".join(words) or "not here", f" (applied {replica.seen})"
+                yield where, ", ".join(words) or "not here", f" (applied {replica.applied_index})"
 
     def _operation(self, machine: Machine) -> Iterator[tuple[str, str, str]]:
         op: Operation | None = machine.host.cluster.meta.operations.find(self._name)

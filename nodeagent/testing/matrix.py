@@ -1,4 +1,4 @@
-"""The kill matrix in the simulator: kill a node of every role at every hold point and restart it early or
+"""The kill matrix in the simulator: kill a node of every role at every failpoint and restart it early or
 late.
 
 `python -m nodeagent.testing.matrix [SEEDS [FIRST [COUNT]]]` prints the table of cases with their results, and
@@ -77,7 +77,7 @@ def cases() -> Iterator[Case]:
 
 
 def run_case(case: Case, seed: int) -> None:
-    """Raises `AssertionError` if an invariant breaks, or the kill missed the hold point."""
+    """Raises `AssertionError` if an invariant breaks, or the kill missed the failpoint."""
     scenario = Scenario(seed)
     scenario.begin()
     scenario.sim.pause(1_500)

@@ -157,8 +157,8 @@ class Process(Hardware):
         return found or {"at rest"}
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Schedule an event of this process. It is dropped when the process ends, and late if it is
-        suspended."""
+        """Schedule an event of this process. It is dropped if the process ends first, and delayed while the
+        process is suspended."""
         life = self.life
 
         def run() -> None:

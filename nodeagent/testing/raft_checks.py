@@ -274,7 +274,7 @@ class RaftSafety:
             return
         nodes = self._sim.nodes
         held = {n for n in nodes if nodes[n].durable.holds(group, index, term)}
-        # Nodes that lost it after they acknowledged it: the leader cannot know.
+        # Nodes that lost it after they acknowledged it: the leader cannot know this.
         held |= {n for n in nodes if nodes[n].lossy and self._has_acknowledged(n, group, raft.term, index)}
         configs = [log.config]
         if index < log.config_index:  # a config appended in the same turn came later

@@ -32,7 +32,7 @@ ENDED = ("DONE", "CANCELLED")
 
 
 class Outcome(msgspec.Struct):
-    """ProgressReport of one run."""
+    """Results of one run."""
 
     seed: int
     operations: list[str]
@@ -247,7 +247,7 @@ class RandomOps(Scenario):
         for node in members:
             self.kill(node.node, self.sim.rng.randint(50, 500), power=True)
         self.until(lambda: all(n.alive for n in members), "all nodes are up again")
-        self.until(self._at_rest, "every replica has the state of before the power cut")
+        self.until(self._at_rest, "every replica has the state that it had before the power cut")
         self.until(lambda: not any(self._staged(n) for n in self._members()), "staging is empty")
         self.sim.pause(2_000)
         self.check()

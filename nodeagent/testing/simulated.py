@@ -17,7 +17,7 @@ from nodeagent.testing.writers import ExpiringWriter, Widener, Writer
 LIMIT_MS = 120_000
 
 SILENT_MS = 6_000
-"""Time after which all nodes know that a node is silent."""
+"""Time after which all nodes know that a node does not respond."""
 
 
 class SimulatedCluster:
@@ -129,7 +129,7 @@ class SimulatedCluster:
             self.sim.at(back_after_ms, lambda: None if victim.alive else victim.start())
 
     def die(self, *nodes: str) -> None:
-        """Take `nodes` down permanently, and wait until all nodes know that they are silent."""
+        """Take `nodes` down permanently, and wait until all nodes know that they do not respond."""
         for node in nodes:
             self.sim.nodes[node].stop(power=True)
             self.dead.append(self.sim.nodes[node])

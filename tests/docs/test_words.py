@@ -69,7 +69,7 @@ STORED = {
     "FORMAL": "a value of Stage: in meta entries and in the output of `iotctl ops show`",
     "MOVING": "as FORMAL",
     "RELEASED": "as FORMAL",
-    "evidence": "a key of the output of `iotctl ops show`, until 0.3.0",
+    "--steer": "a flag of `nodeagent.testing.coverage`",
 }
 """Names that are stored or sent, and why they remain. A string that contains nothing else is accepted;
 so is a failpoint such as `before:` and a stage."""

@@ -1,7 +1,7 @@
 """`python -m nodeagent.testing.mutants [--seeds N] [--world WORLD] [--net NET] [--room ROOM] [--sample N] [--machine N]
 [--record] [NAME...]`.
 
-Print what each net found of each planted bug, and for each package the numbers of planted and killed bugs by net. Each
+Print what each net found for each planted bug, and the numbers of planted and detected bugs by package and net. Each
 net must first pass on the package without a bug.
 """
 

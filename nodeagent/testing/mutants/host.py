@@ -206,7 +206,7 @@ MUTANTS = (
         "return True",
     ),
     Mutant(
-        "a member waits without end for files that others merged",
+        "a member waits indefinitely for files that others merged",
         "host/state_jobs.py",
         "if failing.wants_substitute(is_input=is_input):",
         "if False:",

@@ -72,7 +72,7 @@ SEEN = Path(__file__).with_name("seen.json")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What one net found of a bug."""
+    """The result of one net for one bug."""
 
     net: str
     by: str = ""

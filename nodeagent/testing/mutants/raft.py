@@ -144,7 +144,7 @@ MUTANTS = (
         breaks="S5",
     ),
     Mutant(
-        "a candidate does not vote for itself",
+        "a candidate starts with no vote of its own",
         "raft/roles.py",
         "            self.vote = self.node\n            self.hard_changed = True\n        self._draw_timeout()",
         "            self.hard_changed = True\n        self._draw_timeout()",
