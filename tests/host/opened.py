@@ -1,4 +1,4 @@
-"""A node as it is after its start."""
+"""The state of a node after its start."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,6 @@ def opened(
     start: int = 0,
     **held: Any,
 ) -> Host:
-    """That of `config`, in a directory of incarnation i with `groups`; `held` as in `Held`."""
+    """The node of `config`, in a directory of incarnation i with `groups`; `held` as in `Held`."""
     life = NodeRun(config, "i", random.Random(1), 0, 0, start)
     return open_host(life, Held(groups, damaged, **held))

@@ -70,7 +70,7 @@ def test_a_backlog_is_applied_over_several_turns() -> None:
         GROUPS, 3 * APPLY_ENTRIES_PER_TURN
     )
     assert 6 <= sum(1 for f in found if any(f.values())) <= 8
-    assert all(any(f[g] for f in found[:2]) for g in GROUPS), "each has its turn"
+    assert all(any(f[g] for f in found[:2]) for g in GROUPS), "each group has its turn"
 
 
 def test_entries_that_left_the_log_are_freed_some_at_a_time() -> None:
@@ -101,7 +101,7 @@ def _file(partition: int, number: int) -> FileMeta:
 
 
 def _looking(node: Node, partitions: int, turns: int) -> list[int]:
-    """How many of `count` partitions each turn looked at; partitions without files are forgotten, and chosen
+    """How many of `count` partitions each turn examined. Partitions without files are forgotten, and chosen
     runs are checked at once."""
     compactor, state = node.host.compactor, node.replica.state
     compactor._pass_at = node.host.effects.now
@@ -123,7 +123,7 @@ def test_a_compaction_pass_looks_at_some_partitions_per_turn_until_all_are_done(
     assert _looking(node, 5 * most + 7, 8) == [most] * 5 + [7, 0, 0]
     node.replica.state.files.changed = {(PartitionKey("sg", 0, 0), "t"): None}
     node.host.compactor.keep()
-    assert len(node.replica.state.files.changed) == 1, "all keys were checked, so the next pass begins later"
+    assert len(node.replica.state.files.changed) == 1, "all were checked, so the next pass comes later"
 
 
 def test_a_partition_that_must_wait_is_looked_at_once_per_compaction_pass() -> None:

@@ -135,9 +135,9 @@ def log_of(node: Node) -> GroupLog:
 
 
 def test_files_are_removed_when_the_log_says_that_it_needs_a_checkpoint_without_them() -> None:
-    """An older one put back, or the newest without its delta, would name files that are gone, or have others
-    swept, and a row in memory keeps the log from moving. A kill at any step leaves a checkpoint that the log
-    takes."""
+    """A restored older checkpoint, or the newest one without its delta, would name deleted files or cause
+    others to be swept, and a row in memory pins the log. After a kill at any step, the checkpoint on disk is
+    one that the log accepts."""
     node = Node()
     session = opened_session(node)
     write_row(node, session, 1)
@@ -182,7 +182,7 @@ def test_an_older_checkpoint_that_the_log_goes_on_from_gives_the_same_state() ->
 
 
 def state_from(log: GroupLog, payload: bytes) -> bytes:
-    """The state of a node that starts with these, once all entries are applied."""
+    """The state of a node that starts from this checkpoint and log, once all entries are applied."""
     assert not fault_of(GROUP, log, payload, ME)
     node = Node.__new__(Node)
     node.host = opened(CONFIG, {GROUP: (log, payload)})
@@ -195,7 +195,8 @@ def state_from(log: GroupLog, payload: bytes) -> bytes:
 
 
 def test_a_state_that_was_installed_is_taken_until_own_checkpoints_follow() -> None:
-    """It has no number. A kill before the log begins after it leaves it ahead of the log."""
+    """The installed state has no number. A kill before the log begins after it leaves the state ahead of the
+    log."""
     node = Node()
     own = msgspec.msgpack.decode(payload_saved(node), type=Saved)
     counted = msgspec.structs.replace(log_of(node).base, index=7, checkpoint=3)

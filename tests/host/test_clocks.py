@@ -18,12 +18,12 @@ DAYS = 60 * 86_400_000
 
 
 def clocks(wall: int = 1_000_000) -> Clocks:
-    """Those node a knows of; its own shows `wall`."""
+    """The clocks as node a records them; its own shows `wall`."""
     return Clocks("a", EffectQueue(0, wall), HEARD_MS)
 
 
 def test_no_time_has_passed_before_a_majority_was_heard() -> None:
-    """A single clock expires nothing."""
+    """One clock alone expires no row."""
     c = clocks()
     assert c.passed(VOTERS) is None and c.skewed(VOTERS) == {}
     c.heard("b", 1_000_000)
@@ -41,7 +41,7 @@ def test_the_slowest_clock_heard_decides_which_time_has_passed() -> None:
 
 
 def test_a_single_wrong_clock_expires_nothing_and_is_named() -> None:
-    """Ahead or behind, the leader's own or another's; records use the other clocks."""
+    """The clock may be ahead or behind, and may be the leader's own; records use the other clocks."""
     for wrong in (DAYS, -DAYS, CLOCK_SKEW_MAX_MS + 1):
         for node in VOTERS:
             c = clocks(1_000_000 + wrong * (node == "a"))
@@ -56,7 +56,8 @@ def test_a_single_wrong_clock_expires_nothing_and_is_named() -> None:
 
 
 def test_a_clock_that_is_not_heard_lately_does_not_count() -> None:
-    """With the monotonic time since; and a peer that is not heard any more is no witness."""
+    """A clock reading is advanced by the monotonic time since then. A peer that no longer sends is not
+    counted."""
     c = clocks()
     c.heard("b", 1_000_000)
     c._effects.now, c._effects.wall = HEARD_MS, 1_000_000 + HEARD_MS
@@ -66,7 +67,7 @@ def test_a_clock_that_is_not_heard_lately_does_not_count() -> None:
 
 
 def test_a_leader_s_own_clock_neither_dates_records_nor_ends_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes by what the voters' clocks say together, and waits while they say nothing."""
+    """The leader uses the time on which the voters' clocks agree, and waits while there is none."""
     host = leads_alone()
     host.effects.wall = 1_000 + DAYS
     monkeypatch.setattr(host.context.clocks, "record", lambda voters: 1_000)

@@ -1,4 +1,4 @@
-"""When a replica has its rows made into files."""
+"""When a replica closes its rows into files."""
 
 import msgspec
 import pyarrow as pa
@@ -111,7 +111,7 @@ def test_a_unit_that_cannot_be_closed_is_isolated_and_the_others_get_their_files
 
 
 def test_a_full_disk_splits_no_close() -> None:
-    """Nothing can be made then, and a try per unit would only cost more."""
+    """No file can be written then, and an attempt per unit would only cost more."""
     node = node_closing_five()
     assert close_all_but(node, BAD, Failed("overloaded", "no space left")) == 1
     node.pass_ms(1_000)
@@ -138,7 +138,7 @@ def test_sessions_end_in_entries_of_a_bounded_size(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_error_of_native_code_on_a_full_disk_splits_no_close() -> None:
-    """The TsFile library has its own error text: while the disk is known to be full no unit is taken for
+    """The TsFile library has its own error text. While the disk is known to be full, no unit is considered
     bad."""
     node = node_closing_five()
     node.replica.effects.space.measured(0, 1 << 30, 0)
@@ -158,7 +158,8 @@ def fail_again(node: Node, times: int) -> None:
 
 
 def test_a_unit_that_fails_repeatedly_is_parked_and_named() -> None:
-    """The leader parks it after enough tries; the rows are then an Arrow file, which the status names."""
+    """The leader parks it after enough attempts. The rows are then in an Arrow file, which the status
+    names."""
     node = node_closing_five()
     close_all_but(node, BAD, Failed("file_corrupt", "wrote 2 rows, the file has 1"))
     fail_again(node, PARK_TRIES - 2)

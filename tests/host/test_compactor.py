@@ -66,7 +66,8 @@ GOOD = FilesHashed(tuple((f.name, f.xxh3) for f in FILES))
 
 
 class Node:
-    """Leads a group of one that holds `files`; jobs end when a test says so, the log is always durable."""
+    """Leads a group of one member that holds `files`. A test decides when jobs end; the log is always
+    durable."""
 
     def __init__(self, files: Iterable[FileMeta] = FILES, change: Operation | None = None) -> None:
         state = initial(GROUP, ((0, 5),))
@@ -127,7 +128,7 @@ class Node:
         return job
 
     def save(self) -> None:
-        """Make every checkpoint durable that begins."""
+        """Make every checkpoint that begins durable."""
         self.pass_ms(1_000)
         while self.under_way(SaveCheckpoint):
             self.finish(SaveCheckpoint, Done())
@@ -196,7 +197,7 @@ def test_inputs_stay_while_the_last_checkpoint_names_them() -> None:
     node.finish(HashFiles, GOOD)
     (job,) = node.under_way(CompactFiles)
     assert isinstance(job, CompactFiles)
-    node.pass_ms(1_000)  # a checkpoint is begun that names them
+    node.pass_ms(1_000)  # begins a checkpoint that names them
     assert node.under_way(SaveCheckpoint)
     node.finish(CompactFiles, FilesClosed((output(job),)))
     node.finish(SaveCheckpoint, Done())
@@ -266,7 +267,7 @@ def test_a_replica_reports_whether_it_is_making_files() -> None:
     job = node.finish(CompactFiles, Failed("unavailable", "the worker died"))
     assert not at_work()
     node.pass_ms(11_000)
-    assert node.under_way(CompactFiles) and not at_work(), "it may fail for ever"
+    assert node.under_way(CompactFiles) and not at_work(), "it may never succeed"
     assert isinstance(job, CompactFiles)
     node.finish(CompactFiles, FilesClosed((output(job),)))
     node.pass_ms(1_000)
@@ -540,8 +541,8 @@ def test_a_damaged_input_without_any_copy_is_reported_with_the_node_to_replace(
 def test_a_copy_that_comes_after_its_slot_was_released_is_unlinked(
     released: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the output of a later compaction of a file that is damaged here. Nothing names it then, or
-    later."""
+    """The copy is the output of a later compaction of a file that is damaged here. No manifest names it, then
+    or later."""
     files = tuple(msgspec.structs.replace(f, name=f"old-{f.name}") for f in FILES)
     node = Node(files)
     node.save()
@@ -573,8 +574,8 @@ def test_a_copy_that_comes_after_its_slot_was_released_is_unlinked(
 def test_a_file_repaired_during_its_compaction_is_unlinked_after_a_checkpoint(
     unlinked: bool,
 ) -> None:
-    """A restart before that needs the files its checkpoint names. If it was unlinked before, it is at
-    once."""
+    """A restart before that needs the files that its checkpoint names. If the inputs are already
+    unlinked, the repaired copy is unlinked at once."""
     node = Node()
     node.save()
     node.finish(HashFiles, GOOD)

@@ -1,4 +1,4 @@
-"""A table that was dropped: shown to nobody, written by nobody, deleted from by who drops it."""
+"""After a table is dropped, writes to it are refused; deletes, which remove its rows, are accepted."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -27,21 +27,24 @@ def cluster() -> Any:
 
 
 def test_writes_are_refused_and_deletes_are_not(cluster: Any) -> None:
-    """By the leader, before it costs a log entry: rows that came meanwhile can still be deleted."""
+    """The leader refuses a write before it logs it. Rows that arrived in the meantime can still be
+    deleted."""
     write = q.Write("a.1", 1, KEY, "m", 1, "s", 1, 0, 1, b"")
     refused = writes._schema(cluster, write)
     assert isinstance(refused, q.ErrorReply) and refused.code == "invalid_input" and "dropped" in refused.what
     newer = writes._schema(cluster, q.Write("a.1", 1, KEY, "m", 2, "s", 1, 0, 1, b""))
-    assert isinstance(newer, q.ErrorReply) and newer.code == "overloaded", "it was made anew: ask again"
+    assert isinstance(newer, q.ErrorReply) and newer.code == "overloaded", (
+        "the table was created again: retry"
+    )
     delete = q.DeleteRows("a.1", 1, KEY, "m", "s", 1, 0, (), 0, 1, 1)
     assert isinstance(writes._schema(cluster, delete), TableSchema)
 
 
 def test_only_operators_can_have_it_logged(cluster: Any) -> None:
-    """It is no evidence that a node may forward."""
+    """The command is not a progress report, so nodes may not forward it."""
     assert report_at(1, c.encode(c.DropTable(1, "root.a", "m", 1))) is None
 
 
 def test_a_table_of_that_name_is_made_under_the_rule_for_known_ones(cluster: Any) -> None:
-    """Not counted twice, and with the names it had."""
+    """The table does not count again against the limit of tables, and its former names remain valid."""
     assert check_schema(cluster.meta, q.PutSchema(SCHEMA)) is None

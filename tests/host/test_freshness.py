@@ -7,7 +7,7 @@ from nodeagent.host.freshness import ASK_AGAIN_MS, Freshness
 
 
 class Replica:
-    """Its leader answers when a test says so."""
+    """A replica whose leader answers when a test says so."""
 
     def __init__(self) -> None:
         self.effects = EffectQueue(1_000, 0)

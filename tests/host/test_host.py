@@ -170,8 +170,8 @@ def test_a_replica_that_joined_for_a_cancelled_operation_is_removed(members: Any
 
 @pytest.mark.parametrize("payload,holding", [(used(), ()), (None, ("a.1",)), (checkpoint(), ("a.1",))])
 def test_data_without_a_record_in_the_log_is_kept_and_damaged(payload: bytes | None, holding: Any) -> None:
-    """As long as the meta state says the node is a member, or says nothing: it does not run, it is not made
-    anew from its first members, and nothing of it is removed."""
+    """While the meta state says that the node is a member, or says nothing, the replica does not run, is not
+    recreated from its first members, and keeps its files."""
     groups = {"a.1": (found(0), payload)}
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     alone = opened(CONFIG, groups, holding=holding)
@@ -215,7 +215,8 @@ def test_a_group_whose_creation_was_interrupted_is_created_again() -> None:
 
 
 def test_a_log_without_its_checkpoint_is_damage() -> None:
-    """A data group's is written before its first record; the meta group's before its log is purged."""
+    """A data group's checkpoint is written before its first log record, the meta group's before its log is
+    purged."""
     assert "is missing" in open_host(1, saved=False).replicas.damaged["a.1"]
     joining = GroupLog(Base(0, 0, Config()), HardState(1), [])
     host = opened(CONFIG, {"a.1": (joining, None)})
@@ -316,7 +317,7 @@ def test_a_node_without_its_meta_state_leads_nothing_and_sends_clients_elsewhere
 
 
 def test_nothing_is_saved_or_installed_before_the_log_knows_of_a_replica() -> None:
-    """After a power cut a checkpoint without a log would look like a lost log."""
+    """After a power cut, a checkpoint without a log would look as if the log were lost."""
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({}, member)
     effects = host.take()
@@ -386,8 +387,8 @@ def test_entries_of_the_replaced_log_are_not_applied_to_an_installed_state() -> 
 
 
 def test_a_node_remembers_its_promises_to_a_group_that_it_leaves() -> None:
-    """When it is made a member again, it votes as one that still had its log; not before its first record
-    says so. When the group is gone for good, nothing of it is kept."""
+    """If the node becomes a member again, it votes as if it still had its log, but not before its first
+    record contains the promises. If the group no longer exists, the node forgets them."""
     memory = HardState(3, "b", (3, 2))
     opaque = Entry(3, EntryKind.COMMAND, data.encode(data.Opaque(b"x")))
     log = GroupLog(Base(1, 0, MEMBERS), HardState(3, "b"), [opaque])
@@ -401,7 +402,9 @@ def test_a_node_remembers_its_promises_to_a_group_that_it_leaves() -> None:
     assert persist is not None and persist[1] == [Forget("a.1")]
     gone = settled_host({}, left={"a.1": memory})
     persist = gone.take().persist
-    assert persist is not None and persist[1] == [Forget("a.1")], "it went while this node was down"
+    assert persist is not None and persist[1] == [Forget("a.1")], (
+        "the group was removed while this node was down"
+    )
 
     member = GroupRecord("a.1", "b", ("a", "b", "c"), ("b", "c"))
     host = settled_host({}, member, left={"a.1": memory})
@@ -644,7 +647,7 @@ def test_the_first_leader_creates_the_cluster_once_the_seeds_have_answered() -> 
 def test_a_seed_that_was_late_is_known_by_its_incarnation(
     incarnation: str, member: bool, known: bool
 ) -> None:
-    """The others may form the cluster while it restarts; it is a member all the same."""
+    """The others may form the cluster while the seed restarts; it is a member nevertheless."""
     state = MetaState()
     state.image.cluster_id = "id"
     state.image.nodes["a"] = NodeRecord("a", "a", 1, 2, "i-a", 0)
@@ -832,8 +835,9 @@ def test_a_request_may_wait_for_the_sessions_of_a_seal() -> None:
 
 
 def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader of a data group may be cut off from the meta group, which took the TTL back meanwhile. Rows
-    that were past it when it was asked for are, later ones are not."""
+    """The leader of a data group may be cut off from the meta group, which has revoked the TTL in the
+    meantime. Rows that had already expired when the leader asked are deleted; rows that expired later are
+    not."""
     host = leads_alone()
     replica, now = host.replicas.data["a.1"], [10_000]
     asked: list[tuple[Callable[[], None], Callable[[str], None]]] = []
@@ -910,7 +914,7 @@ def test_a_progress_report_goes_to_every_new_meta_leader_at_once() -> None:
     host.on_reply(number, ErrorReply("invalid_input", "there is no group a.1"), 1_602)  # it lags
     assert to == "c" and not asked(1_603) and asked(1_602 + REFUSED_AGAIN_MS) == ["c"]
     lead("c", 4, 1_710)
-    assert asked(1_711) == ["c"], "it lost its lead between, and what it had not committed"
+    assert asked(1_711) == ["c"], "it lost leadership in between, and its uncommitted entries"
 
 
 @pytest.mark.parametrize("level", ["mid", "weak"])
@@ -924,7 +928,7 @@ def test_every_answer_that_is_not_strong_carries_its_age(level: str) -> None:
 
 
 def test_mid_is_refused_by_a_replica_that_no_leader_confirms() -> None:
-    """Rows and lists alike; a weak read is answered, with an unknown age."""
+    """This applies to rows and lists. A weak read is answered, with an unknown age."""
     host = open_host(1)
     kinds: list[ScanRows | ListPartitions] = [ScanRows("a.1", "g", SPEC), ListPartitions("a.1")]
     for token, kind in enumerate(kinds):

@@ -1,4 +1,4 @@
-"""Which voters a leader hands its group to."""
+"""The voters to which a leader transfers its leadership."""
 
 import random
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Whether the feature level can be raised: only what every node says of itself now counts."""
+"""Whether the feature level can be raised: only what every node currently reports about itself counts."""
 
 from collections.abc import Collection
 
@@ -32,7 +32,7 @@ def check(found: PeerLevels, of: Image, silent: Collection[str] = (), level: int
 
 
 def test_the_level_can_be_raised_if_every_node_speaks_it() -> None:
-    """The leader hears nothing from itself, and asks nobody about the level there is."""
+    """The leader receives no hello from itself, and the current level needs no confirmation."""
     check(levels(b=NEW, c=NEW), image(), silent="a")
     check(levels(OLD), image(), silent="abc", level=1)
 
@@ -55,7 +55,7 @@ def test_a_node_that_does_not_speak_the_level_or_is_silent_blocks_it(
 
 
 def test_the_last_hello_of_a_node_counts() -> None:
-    """It was upgraded, and went back to the release before."""
+    """The node was upgraded, then downgraded to the previous release."""
     found = levels(b=NEW, c=NEW)
     found.meet("inc-c", OLD)
     with pytest.raises(Refused, match="c speaks"):
@@ -74,7 +74,7 @@ def test_a_dead_node_does_not_block_the_level() -> None:
 
 
 def test_a_joining_node_blocks_the_level() -> None:
-    """It is no member yet, and may be of an earlier release."""
+    """The node is not a member yet, and may run an earlier release."""
     operation = Operation("op-7", "add-node", "d", "ann", 1, 1, 2, [], [], Options(), created_members=("d",))
     found = levels(b=NEW, c=NEW)
     with pytest.raises(Refused, match="op-7") as refused:
@@ -85,7 +85,7 @@ def test_a_joining_node_blocks_the_level() -> None:
 
 
 def test_a_new_cluster_begins_at_the_highest_level_of_all() -> None:
-    """A node that said nothing is of a release that knows no levels."""
+    """A node that reports no level runs a release without feature levels."""
     nodes = list(image().nodes.values())
     assert levels(b=NEW, c=Levels(2, 5)).common(nodes) == 2
     assert levels(b=NEW, c=OLD).common(nodes) == 1

@@ -1,4 +1,5 @@
-"""Which peers are heard: by the meta state, by the seeds before there is one, by what members vouch for."""
+"""Which peers are accepted: those in the meta state, before that the seeds, and those that members
+confirm."""
 
 import random
 
@@ -69,7 +70,7 @@ def test_before_the_cluster_is_formed_the_seeds_are_heard() -> None:
 
 
 def test_the_newest_config_of_the_meta_log_counts_before_it_is_applied() -> None:
-    """After a start the state may be older than the log. The state counts where it names a node."""
+    """After a start the state may be older than the log. If the state names a node, the state counts."""
     world = World(formed())
     assert world.of("l", "any") is MembershipStatus.MEMBER
     assert world.of("b", "any") is MembershipStatus.UNKNOWN
@@ -77,7 +78,7 @@ def test_the_newest_config_of_the_meta_log_counts_before_it_is_applied() -> None
 
 def test_an_unknown_node_is_heard_once_a_member_vouches_for_it() -> None:
     """A state that lags does not name the leader that would bring a newer one: members are asked, at a
-    bounded rate, and a retired incarnation is vouched for in vain."""
+    bounded rate, and a retired incarnation stays refused even if a member vouches for it."""
     world = World(formed())
     assert world.of("x", "i-x") is MembershipStatus.UNKNOWN
     assert {to for _, to, _ in world.effects.calls} == {"b", "c"}

@@ -156,7 +156,7 @@ def holder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> H
 
 
 def test_pages_of_a_group_are_its_rows(holder: Holder) -> None:
-    """For all partitions, whatever is compacted between two pages; no row comes twice."""
+    """The pages cover all partitions, whatever is compacted between two pages, and no row appears twice."""
     spec = ScanSpec(SCHEMA, fields=holder.rng.choice([None, ()]), time_from=holder.rng.choice([-500, 7]))
     want = holder.wanted(spec)
     pages = []
@@ -311,7 +311,7 @@ def test_readers_of_earlier_versions_are_never_given_a_part(monkeypatch: pytest.
     ],
 )
 def test_a_place_that_no_page_returned_is_refused(bad: dict[str, object]) -> None:
-    """Tags that are not the table's, negative places: an error, not an exception."""
+    """Tags of another table and negative positions cause an error, not an exception."""
     holder = Holder(1)
     holder.add(PartitionKey("sg", 0, 0), holder.rows(10))
     refused = holder.ask(msgspec.structs.replace(_scan(ScanSpec(SCHEMA)), **bad))
@@ -332,8 +332,8 @@ def test_a_large_read_does_not_run_among_small_reads() -> None:
 def test_deletes_from_an_earlier_time_of_a_slot_here_mask_no_rows_of_its_previous_holder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The slot left, was written to elsewhere, and is back. A delete of before is newer than none of that;
-    one since the slot was opened is."""
+    """The slot left, received writes elsewhere, and returned. A delete from before it left is older than
+    those writes; a delete after the slot was opened again is newer."""
     old, new, other = (Tombstone((order,), FIRST, "t", (), 0, 9) for order in (35, 65, 64))
     moves = [SlotMove(((SLOT, SLOT + 1),), "b.1", ("b",), GROUP, ("a",))]
     operations = SimpleNamespace(find=lambda _: SimpleNamespace(moves=moves))

@@ -252,7 +252,7 @@ def test_an_exception_in_a_part_of_a_repair_ends_that_repair(
     node.take()
     while any(isinstance(j, SaveCheckpoint) for _, j in node.jobs):
         node.finish(SaveCheckpoint, Done())
-    assert not node.replies, "not a second time"
+    assert not node.replies, "the reply is not sent twice"
     node.ask(token=8)
     assert [type(j) for _, j in node.jobs] == [StageFiles] and not node.replies
 

@@ -119,7 +119,8 @@ def test_nothing_is_logged_before_all_parts_are_here() -> None:
 
 
 def test_a_prefetched_part_is_used() -> None:
-    """But for what turns out to be something else. It is asked for once, and not where it comes by itself."""
+    """A part that turns out to be different is not used. A part is requested once, and not at all if it is
+    sent without a request."""
     node = Node()
     assert node.ahead() == ["b"]
     ((call, _, request),) = node.effects.calls

@@ -148,7 +148,7 @@ def test_orders_are_refused_while_paused_with_the_way_out() -> None:
     slot_copier, effects = moving()
     op = operation()
     drive(slot_copier, op)
-    slot_copier.order(op, "d.2", SLOTS, 7)  # four units are under way, two wait
+    slot_copier.order(op, "d.2", SLOTS, 7)  # four units are in progress, two wait
     assert not effects.replies
     op.paused = True
     drive(slot_copier, op)
@@ -223,7 +223,7 @@ def test_an_exception_in_a_pull_fails_one_try_of_that_pull_only(monkeypatch: pyt
     with monkeypatch.context() as patched:
         patched.setattr(moving_room, "sources", lambda *_: 1 // 0)
         effects.fire()
-    assert effects.failures > 2, "also where a source is looked for"
+    assert effects.failures > 2, "also while a source is chosen"
     for _ in range(8):
         effects.now += RETRY_MS
         effects.fire()

@@ -63,7 +63,7 @@ def test_a_group_accepts_rows_while_a_minority_is_short_of_space(voters: int, mo
 
 
 def refused_write(host: Host, answered: int = 3_000) -> ErrorReply:
-    """The refusal that comes at that time and no earlier."""
+    """The refusal, which must be sent at that time and no earlier."""
     open_ = host.replicas.data["a.1"].state.slots.open
     settings = host.cluster.meta.image.settings
     assert settings is not None
@@ -103,7 +103,7 @@ def test_a_leader_says_whether_it_makes_files_of_the_rows_that_wait(
 
 
 def test_a_follower_without_room_takes_small_entries_and_no_snapshot() -> None:
-    """It could not get rid of a large append, and the files of a snapshot would fill its disk."""
+    """The follower could not discard a large append, and the files of a snapshot would fill its disk."""
     base = Base(1, 0, Config(("a", "b", "c")))
     for free, size, is_taken in (
         (LOW - 1, SMALL_APPEND_BYTES + 1, True),

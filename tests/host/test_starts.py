@@ -22,9 +22,10 @@ from tests.host.test_host import CONFIG, ME, MEMBERS, checkpoint, found, settled
 
 
 def test_a_lower_start_or_one_with_another_history_is_an_older_copy() -> None:
-    """Also when it was started so often that it counts higher.
+    """This holds even if the copy was started so often that its number is higher.
 
-    A later one is not, nor the same again, nor a node of the first release, which counts none.
+    A later start, the same start again, and a node of the first release, which counts no starts, are
+    accepted.
     """
     starts = Starts({"i": Start("b", 3, "x")})
     known = not starts.meet("i", "b", 3, ("v", "w", "x")) and starts.is_saved
@@ -39,7 +40,7 @@ def test_a_lower_start_or_one_with_another_history_is_an_older_copy() -> None:
 
 def test_an_older_copy_that_sends_a_hello_does_not_fence_the_directory_in_use() -> None:
     """A backup started in a drill, in the same network: the copy is refused, before and after the running
-    node speaks again. A node that lacks what it acknowledged is refused in the same start, though."""
+    node speaks again. A node that lacks what it acknowledged is refused in the same start, however."""
     starts = Starts({"i": Start("b", 3, "x")})
     for _ in range(2):
         assert starts.meet("i", "b", 2, ("v", "w"))
@@ -65,7 +66,8 @@ def test_a_node_of_an_older_copy_is_not_heard() -> None:
 
 
 def test_a_node_that_learns_it_is_an_older_copy_stops_and_says_so() -> None:
-    """All groups are damaged with the reason; who waits for an answer gets one; nothing is sent any more."""
+    """All groups are damaged, with the reason. Every open request is answered, and no message is sent any
+    more."""
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({"a.1": (found(1), checkpoint())}, member)
     host.take()
@@ -83,7 +85,7 @@ def test_a_node_that_learns_it_is_an_older_copy_stops_and_says_so() -> None:
 
 
 def test_a_group_under_creation_does_not_run_on_an_older_copy() -> None:
-    """Its first checkpoint is under way when the node learns it: the group may have existed before."""
+    """Its first checkpoint is in progress when the node learns this: the group may have existed before."""
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({}, member)
     (number,) = (n for n, job in host.take().jobs if isinstance(job, SaveCheckpoint))
@@ -115,8 +117,8 @@ def test_no_vote_is_given_before_the_peers_had_time_to_object(start: int, waits:
 
 
 def test_a_follower_that_lacks_what_it_acknowledged_is_named() -> None:
-    """It refuses it for long and accepts nothing. One late refusal, and one that an acceptance follows, is a
-    message that waited somewhere."""
+    """The follower refuses the entries for a long time and accepts none. A single late refusal, or a refusal
+    before an acceptance, is a delayed message."""
     progress = Progress(11, now=0)
     assert progress.accepted(20, 1_000)
     assert not progress.rejected(20, 5, 50_000) and not progress.forgot

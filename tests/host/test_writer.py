@@ -81,7 +81,8 @@ def test_a_file_of_another_library_is_not_made_here(own: str, named: str, is_ref
 
 
 def test_a_file_of_another_library_is_copied_from_other_members_without_trouble() -> None:
-    """Nothing is tried here; in the end, if nobody has it, the rows become Arrow, which any node makes."""
+    """This node does not try to make the file. If no member has it, the rows finally become an Arrow file,
+    which any node can make."""
     node = at_level(node_with_a_row(), Feature.FILE_WRITER)
     node.replica.propose([c.encode(c.CloseFile(((3, P),), writer=OTHER))])
     node.pass_ms(3_000)
@@ -100,7 +101,7 @@ def test_a_file_of_another_library_is_copied_from_other_members_without_trouble(
 
 
 def test_the_rest_of_a_close_is_made_here() -> None:
-    """One of its files was parked before: that one is Arrow, which has no library."""
+    """One of its files was parked before. It is an Arrow file, which depends on no library."""
     node = at_level(node_with_a_row(), Feature.FILE_WRITER)
     other = msgspec.structs.replace(P, time_partition=P.time_partition + 1)
     write_row(node, opened_session(node), 1, other)
@@ -118,7 +119,7 @@ def test_the_rest_of_a_close_is_made_here() -> None:
 def node_with_a_foreign_close(
     monkeypatch: pytest.MonkeyPatch, answers: Answers, writer: str = OTHER
 ) -> tuple[Node, str]:
-    """And the name of the file that is to be made; nobody has it, as `answers` say."""
+    """The node and the name of the file to make; no member has the file, as `answers` say."""
     node = at_level(node_with_a_row(), Feature.FILE_WRITER)
     monkeypatch.setattr(node.replica.state_jobs, "_copy", lambda specs, then: then(None, answers))
     node.replica.propose([c.encode(c.CloseFile(((3, P),), writer=writer))])
@@ -143,7 +144,8 @@ def merge(node: Node, name: str) -> None:
 
 
 def test_a_file_that_the_others_have_already_merged_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While this node was down: its own library makes the file, with other bytes, for a merge to read."""
+    """They merged it while this node was down. Its own library makes the file, with different bytes, as input
+    of the merge."""
     node, name = node_with_a_foreign_close(monkeypatch, Answers(is_nowhere=True, has_passed=True))
     merge(node, name)
     assert made_after_ms(node, 5_000) < 3_000 and not node.replica.trouble
@@ -184,9 +186,10 @@ def test_a_file_that_another_member_may_still_make_is_not_made_here(
 
 
 def test_an_entry_that_names_no_library_means_the_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was logged before the feature level was raised, and is made after a start with another library."""
+    """The entry was logged before the feature level was raised; the file is made after a start with another
+    library."""
     node, _ = node_with_a_foreign_close(monkeypatch, Answers(), writer="")
-    assert node.under_way(CloseFiles), "nobody said which"
+    assert node.under_way(CloseFiles), "no entry names a library"
     node = at_level(node_with_a_row(), Feature.FILE_WRITER)
     node.host.cluster.meta.image.unnamed_writer = OTHER
     node.replica.propose([c.encode(c.CloseFile(((3, P),)))])
@@ -195,8 +198,8 @@ def test_an_entry_that_names_no_library_means_the_earlier_one(monkeypatch: pytes
 
 
 def test_before_the_meta_state_is_current_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a start it is that of the checkpoint: the level may have been raised since. But the meta group
-    may have lost its majority, and rows that are in memory hold their log."""
+    """After a start, the meta state is that of the checkpoint, and the level may have been raised since. But
+    the meta group may have lost its majority, and rows in memory pin their log."""
     node = node_with_a_row()
     node.host.writer.own = OWN
     monkeypatch.setattr(type(node.host.cluster), "is_current", False)

@@ -1,5 +1,5 @@
-"""Nodes are added one after the other under writers that write in every slot: the largest of what is sent,
-logged and stored for their sessions, and of what the meta group tells.
+"""Nodes are added one after the other under writers that write in every slot: the largest sizes of what is
+sent, logged and stored for their sessions, and of the meta group's replies.
 
 `python -m tests.scaling.eight_changes 2000 10000` takes some minutes and prints the figures of the full size.
 """
@@ -25,7 +25,7 @@ from nodeagent.wire.codec import encode_reply
 from tests.meta.test_changes import Meta, reports_of
 
 WRITES = 100
-"""Of each writer in each slot."""
+"""Number of writes of each writer in each slot."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Cluster:
         self.largest.see("data_checkpoint", len(encode_checkpoint(self.groups[group].checkpoint())))
 
     def write(self, group: GroupId, slots: set[int]) -> None:
-        """Every writer, in a session of its own, in every slot."""
+        """Every writer writes in every slot, in its own session."""
         state = self.groups[group]
         for _ in range(self.writers):
             reply = self.do(group, data.OpenSession())
@@ -146,7 +146,7 @@ def _slots(op: Operation, source: GroupId = "", target: GroupId = "") -> tuple[t
 
 
 def run(writers: int, slots: int, *, first: int = 3, changes: int = 8) -> Largest:
-    """A cluster of `first` nodes becomes one of `first + changes`; all write again what moved."""
+    """Grow a cluster of `first` nodes by `changes`; every writer repeats its writes to the moved slots."""
     names = [f"node{i}" for i in range(1, first + changes + 1)]
     cluster = Cluster(writers, Meta(names[:first], slots))
     for record in cluster.meta.state.image.groups.values():

@@ -1,4 +1,4 @@
-"""What sessions and changes cost stays within bounds that are known beforehand."""
+"""The sizes of sessions and changes stay within bounds that are known in advance."""
 
 from nodeagent.model.limits import MIB, SESSIONS_PART_BYTES
 from tests.scaling.eight_changes import run
@@ -6,7 +6,8 @@ from tests.scaling.eight_changes import run
 
 def test_eight_changes_under_many_writers_stay_within_their_bounds() -> None:
     """In a hundredth of the full size (2 000 writers in 10 000 slots) a data group's checkpoint is at most a
-    hundredth of 16 MiB, and besides what does not follow the slots; the meta group has none of it."""
+    hundredth of 16 MiB, plus the part that does not depend on the slots. The meta group stores no
+    sessions."""
     largest = run(200, 1_000)
     names = 64 * 1024
     assert largest.data_checkpoint <= 16 * MIB // 100 + names

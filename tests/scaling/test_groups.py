@@ -231,7 +231,7 @@ def test_a_dead_member_is_dropped_before_a_newcomer_votes() -> None:
 
 
 def test_the_leaving_member_stays_if_the_newcomer_is_dead() -> None:
-    """Whether it never joined or was still a learner; and the record says who the members are."""
+    """The newcomer never joined, or was still a learner. The record names the members."""
     op, made = operation(Stage.RECONFIGURING), state(OLD, SEAL)
     op.sources_ready.append((OLD, "c"))
     learner = Config(MEMBERS, ("n",), "op-9")
@@ -258,7 +258,7 @@ def test_adoption_does_not_wait_for_dead_members() -> None:
 
 
 def test_the_error_is_cleared_once_the_copies_agree() -> None:
-    """The member whose copy was wrong is given up: the error is cleared. Another group's error stays."""
+    """The member with the wrong copy is declared dead: the error is cleared. Another group's error stays."""
     op = operation(Stage.COPYING)
     made = state(NEW, OPEN)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d" if n != "n" else "e", 1, 1) for n in "abn"]

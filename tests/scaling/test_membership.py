@@ -65,7 +65,8 @@ def test_no_member_leaves_before_the_newcomer_votes_and_it_may_leave() -> None:
 def test_the_meta_group_reaches_its_target_from_any_configuration(
     count: int, voters_max: int, leader: str
 ) -> None:
-    """Every node a member, voters as many as may be, the leaving one none of them; whoever leads."""
+    """Every node is a member, as many as possible are voters, and the leaving node is not, whichever node
+    leads."""
     nodes = {f"n{i}" for i in range(count)}
     for leaving in (None, "n0"):
         config, me = Config(("n0", "old"), ()), leader
