@@ -97,7 +97,7 @@ async def _measure(
 def _client(
     spec: ClusterSpec, node: NodeId, group: GroupId, seconds: float, out: "multiprocessing.Queue[bytes]"
 ) -> None:
-    """In a process of its own."""
+    """Runs in a separate process."""
     import uvloop
 
     out.put(msgspec.msgpack.encode(uvloop.run(_measure(spec, node, group, seconds))))

@@ -25,10 +25,10 @@ WEEKS = 6
 FIELDS = 5
 ROWS_MAX = 3_000
 BATCHES_MIN = 4_000
-"""So that every partition gets some."""
+"""Enough batches that every partition has some."""
 
 STORED_MIB = 1_800
-"""In files, counted once; an add of the sixth node moves about two thirds of it."""
+"""Size of the files, counted once; an add of the sixth node moves about two thirds of it."""
 
 STORED_MIB_QUICK = 120
 MOVED_MIB_MIN = 1_024
@@ -63,7 +63,7 @@ def run(*, quick: bool) -> Report:
 
 
 def fill(agents: Agents, stored_mib: int) -> None:
-    """Write until about so much is stored, then close everything."""
+    """Write until about this much is stored, then close all rows."""
     with agents.connect() as cluster:
         leaders = agents.wait_ready(cluster, NODES)
         groups = {g: n for g, n in leaders.items() if g != META}
@@ -137,7 +137,7 @@ def start_node(agents: Agents, name: NodeId) -> None:
 
 
 def first_status(agents: Agents, cluster: BlockingCluster, name: NodeId) -> NodeStatus:
-    """Of the newcomer, which no member knows yet: asked by a client that knows its address."""
+    """The status of the newcomer, which no member knows yet: the client must know its address."""
     deadline = time.monotonic() + 60
     with agents.connect() as asking:
         while True:
@@ -218,5 +218,5 @@ def _copy(agents: Agents, name: NodeId, size: int) -> tuple[float, int, int]:
 
 
 def _files(groups: Path) -> Iterator[Path]:
-    """What is in use; staged copies are being dropped while this looks."""
+    """The TsFiles; staged copies may be deleted while they are listed."""
     return iter(sorted(groups.rglob("*.tsfile")))

@@ -39,7 +39,7 @@ def measure() -> Report:
             of("loopback stream, TLS 1.3", [stream_mb_s(directory) for _ in range(RUNS)], "MB/s"),
             cpu_share(),
         )
-    return Report("raw", "raw limits of this box", figures, time.monotonic() - started)
+    return Report("raw", "raw limits of this machine", figures, time.monotonic() - started)
 
 
 def cpu_share() -> Figure:
@@ -55,8 +55,8 @@ def cpu_share() -> Figure:
 
 
 class Lateness:
-    """While in its context: by how much a thread that sleeps wakes up too late (what the machine takes from
-    everybody), and the share of the processors' time that the hypervisor gave to others."""
+    """While in its context, measures how late a sleeping thread wakes up (time that the machine takes from
+    all processes), and the share of processor time that the hypervisor gave to others."""
 
     SLEEP_S = 0.005
 

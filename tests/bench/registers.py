@@ -29,11 +29,11 @@ EVERY_S = 0.017
 STREAMS_PER_GROUP = 80
 READERS = 4
 READ_PAUSE_S = 0.25
-"""Between two reads of one reader. Without it the readers take what the writers leave of two processors, and
-every gap is that of a busy box."""
+"""Pause between two reads of one reader. Without it the readers use all the processor time that the writers
+leave, and every gap only shows that the machine is busy."""
 
 DEADLINE_S = 10.0
-"""Of one write, with all its retries."""
+"""Time limit of one write, with all its retries."""
 
 TIME_MS = 1_700_000_000_000
 TABLE = "registers"
@@ -59,7 +59,7 @@ class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one client process saw. `stale`: (stream, expected at least, found)."""
+    """What one client process observed. `stale`: (stream, expected at least, found)."""
 
     acknowledged: list[Acknowledged]
     failed: list[str]
@@ -84,10 +84,10 @@ class Writer:
         self.running = True
 
     async def write_group(self, own: Sequence[int]) -> None:
-        """One write every `EVERY_S`, each to a stream that has none under way."""
+        """One write every `EVERY_S`, each to a stream that has none in progress."""
         due = time.monotonic()
         while self.running:
-            due = max(due + EVERY_S, time.monotonic() - EVERY_S)  # a client that is behind skips
+            due = max(due + EVERY_S, time.monotonic() - EVERY_S)  # a client that is late skips a write
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             free = [s for s in own if s not in self._busy]
             if not free:
@@ -150,7 +150,7 @@ def _client(
     stop: Event,
     out: "multiprocessing.Queue[bytes]",
 ) -> None:
-    """In a process of its own."""
+    """Runs in a separate process."""
     import uvloop
 
     async def main() -> Seen:
@@ -161,7 +161,7 @@ def _client(
 
 
 class Running:
-    """Clients in a process of their own."""
+    """Clients in a separate process."""
 
     def __init__(
         self, spec: ClusterSpec, streams: Sequence[Stream], by_group: Sequence[Sequence[int]]
@@ -197,7 +197,7 @@ def clients(
 
 
 def streams_of(cluster: BlockingCluster) -> tuple[list[Stream], list[list[int]]]:
-    """Streams over many slots, as many for each group; the table is made."""
+    """Creates the table; returns streams over many slots, equally many for each group."""
     routes = Routes(cluster.meta())
     settings = routes.view.settings
     groups: dict[GroupId, list[int]] = {g.group: [] for g in routes.groups}

@@ -20,7 +20,7 @@ from tests.fleet.plant import Plant, machines
 NODES = 5
 GAP_MAX_MS = 2_000.0
 DOWN_MAX = 1
-"""Of five nodes with three copies of everything."""
+"""At most one of five nodes with R = 3 may be down at a time."""
 
 CALM_S = 5.0
 LOOK_S = 0.05
@@ -40,18 +40,21 @@ class Watch(threading.Thread):
         serving = self._plant.pids()
         while not self._ended.wait(LOOK_S):
             if (down := self._ask(serving)) > DOWN_MAX:
-                down = self._ask(serving)  # one may have come back before the next one's end was seen
+                down = self._ask(
+                    serving
+                )  # an agent may have come back before the end of the next was observed
             self.down = max(self.down, down)
 
     def _ask(self, serving: dict[str, int]) -> int:
-        """How many do not serve. `serving` has the process of each node, 0 until it is ready again."""
+        """The number of agents that do not serve. `serving` has the process of each node, 0 until it is ready
+        again."""
         for node, pid in serving.items():
             if not pid or not Path(f"/proc/{pid}").is_dir():
                 serving[node] = self._plant.pid(node) if self._is_ready(node) else 0
         return sum(not p for p in serving.values())
 
     def _is_ready(self, node: str) -> bool:
-        """It serves its groups, as a load balancer would ask."""
+        """Whether the agent serves its groups, as a load balancer would ask."""
         host, port = self._plant.http[node]
         asked = http.client.HTTPConnection(host, port, timeout=1.0)
         try:
@@ -107,7 +110,7 @@ def _roll(plant: Plant, verb: str) -> tuple[float, float, int]:
     watch.start()
     with _newer() if verb == "upgrade" else nullcontext():
         if verb == "upgrade":
-            plant.json("cluster", "deploy", "--yes")  # brings the software, restarts nobody
+            plant.json("cluster", "deploy", "--yes")  # installs the software, restarts no agent
         start = time.monotonic()
         done = plant.json("cluster", verb, "--yes")
         end = time.monotonic()

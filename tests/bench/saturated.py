@@ -28,8 +28,8 @@ STORED_MIB = 200
 ROWS = 400
 IN_FLIGHT = 32
 WARM_S, CALM_S = 40.0, 60.0
-"""Memtables fill for half a minute before the first files are made of them, which takes up to a processor:
-alone, too, the writer is measured while that goes on."""
+"""Memtables fill for half a minute before the first files are written, which uses up to one processor. The
+writer alone is therefore also measured while files are written."""
 
 LOSS_MAX = 25.0
 P99_MAX = 2.0
@@ -82,7 +82,7 @@ async def _write(spec: ClusterSpec, streams: list[Stream], stop: Event) -> Outco
 def _client(
     spec: ClusterSpec, streams: list[Stream], stop: Event, out: "multiprocessing.Queue[bytes]"
 ) -> None:
-    """In a process of its own."""
+    """Runs in a separate process."""
     import uvloop
 
     out.put(msgspec.msgpack.encode(uvloop.run(_write(spec, streams, stop))))
@@ -93,7 +93,7 @@ def run(*, quick: bool) -> Report:
     spawn = multiprocessing.get_context("spawn")
     with fleet_of(NODES, tls=True) as agents:
         fill(agents, STORED_MIB // 4 if quick else STORED_MIB)
-        start_node(agents, "node6")  # an idle agent more is no part of the comparison
+        start_node(agents, "node6")  # another idle agent is not part of the comparison
         with agents.connect() as cluster:
             newcomer = first_status(agents, cluster, "node6")
             streams, _ = streams_of(cluster)
@@ -114,8 +114,9 @@ def run(*, quick: bool) -> Report:
                     client.kill()
     stages = {f"{s.name.lower()}_s": (s.left_ms - s.entered_ms) / 1e3 for s in operation.stages if s.left_ms}
     workload = (
-        f"{IN_FLIGHT} batches of {ROWS} rows x 5 fields always under way to {len(streams)} streams, TLS, R=3,"
-        f" {STORED_MIB} MiB stored; alone for {CALM_S:.0f} s, then while a sixth node is added at rate auto"
+        f"{IN_FLIGHT} batches of {ROWS} rows x 5 fields always in progress to {len(streams)} streams, TLS,"
+        f" R=3, {STORED_MIB} MiB stored; alone for {CALM_S:.0f} s,"
+        " then while a sixth node is added at rate auto"
     )
     figures = _figures(outcome, calm, (during[0], during[1]), stages)
     return Report("auto", workload, figures, time.monotonic() - started)

@@ -1,8 +1,8 @@
-"""What it costs to find out that ten machines are as they should be, beside ansible-core and pyinfra.
+"""The time to check that ten machines are in the desired state, compared with ansible-core and pyinfra.
 
-Ten sshd on loopback addresses, each with a living agent. `iotctl cluster deploy` looks at the machine, the
-software, every file, the service and the cluster's health; the other two compare the same files, and no
-more. All run once before they are timed, so that nothing is left to change; each is a new process.
+Ten sshd on loopback addresses, each with a living agent. `iotctl cluster deploy` checks the machine,
+the software, every file, the service and the cluster's health; the other two compare only the same files.
+Each runs once before it is timed, so that nothing is left to change. Each run is a new process.
 """
 
 import json

@@ -34,8 +34,8 @@ SETTINGS = ClusterSettings(name="bench", slots=300)
 GROUPS = 6
 SECONDS = 600.0
 ROWS_PER_S = 40_000.0
-"""About half of what three agents and a writer do at most on two cores: where no processor is ever free,
-every turn waits for one, which says nothing of the turn."""
+"""About half of what three agents and a writer can process on two cores. If no processor is ever free, every
+turn waits for one, and its duration says nothing about the turn."""
 
 
 def run(*, quick: bool) -> Report:

@@ -85,7 +85,7 @@ class Known:
 
 
 class History:
-    """Runs in a thread of its own from `start` to `stop`. `wrong` holds what no read may have seen."""
+    """Runs in a thread of its own from `start` to `stop`. `wrong` holds wrong results of reads."""
 
     def __init__(self, spec: ClusterSpec, lanes: Sequence[Lane], seed: int) -> None:
         self.lanes = lanes
@@ -171,7 +171,7 @@ class History:
         first, to = lane.deleting_to, lane.deleting_to + DELETE_ROWS
         if any(row in lane.unknown for row in range(first, to)):
             lane.deleting_to = (
-                to  # such a write may come after the delete; these rows are not judged any more
+                to  # such a write may come after the delete; these rows are not checked any more
             )
             return
         lane.deleting_to = to

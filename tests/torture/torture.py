@@ -75,7 +75,7 @@ class Plant:
         count = self.rng.choices((1, 2, len(members)), (6, 3, 1))[0]
         return self.rng.sample(members, count)
 
-    # --- faults: each does its harm, waits, heals, and says what it was ----------------------------
+    # --- faults: each injects its fault, waits, heals, and returns its description -----------------
 
     def kill(self) -> str:
         names = self.some()
@@ -163,7 +163,7 @@ class Plant:
 
     def make_disk(self, name: str) -> None:
         """A small disk of its own for the node's directory, which is a link: a directory that is a mount
-        cannot be put aside when the node is removed."""
+        cannot be moved when the node is removed."""
         if os.geteuid() != 0:
             return
         mount = self.root / "disks" / name
@@ -209,7 +209,7 @@ def tsfiles(home: Path) -> set[str]:
 
 @contextmanager
 def ballast(mount: Path) -> Iterator[None]:
-    """Every free byte of a disk is taken until the end."""
+    """All free space of a disk is used until the end of the block."""
     path = mount / "ballast"
     with path.open("wb") as file:
         for step in (1 << 20, 4096):
@@ -347,7 +347,7 @@ def main() -> int:
         said = torture(plant, given.minutes * 60, given.seed, given.only)
     except AssertionError as error:
         kept = root / "kept"
-        # The links to the disks of nodes that were replaced lead nowhere.
+        # The links to the disks of replaced nodes are dangling.
         shutil.copytree(plant.world.fleet.directory, kept, ignore_dangling_symlinks=True)
         print(f"FAILED: {error}\nkept: {kept}", flush=True)
         return 1
