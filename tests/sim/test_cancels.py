@@ -1,4 +1,4 @@
-"""Cancels at hold points in the simulator; `make matrix` runs every case."""
+"""Cancels at failpoints in the simulator; `make matrix` runs every case."""
 
 import pytest
 
@@ -23,7 +23,8 @@ def test_a_spread_of_cancels_ends_in_the_old_or_the_new_state(every: int) -> Non
 
 
 def test_a_duplicate_request_after_the_cancel_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 17 delivered what began a change once more 1.2 s later, without a lock: it began a second one."""
+    """In seed 17 a duplicate of the first request, without a lock, arrived 1.2 s later and began a second
+    change."""
     scenario = Scenario(17)
     scenario.begin(reads=False)
     newcomer = scenario.newcomers[0]

@@ -55,7 +55,8 @@ def test_an_old_meta_checkpoint_removes_no_group_at_a_start() -> None:
 
 
 def test_a_newcomer_that_missed_the_cancel_starts_empty() -> None:
-    """What a cancelled operation gave it lacks the files of sealed slots, which are open again."""
+    """The state that it received for the cancelled operation lacks the files of sealed slots, which are open
+    again."""
     scenario = formed(2)
     newcomer = scenario.newcomers[0]
     node = scenario.sim.nodes[newcomer]
@@ -77,7 +78,7 @@ def test_a_newcomer_that_missed_the_cancel_starts_empty() -> None:
 
 @pytest.mark.parametrize("seed", spread(range(3, 7)))
 def test_slots_are_closed_for_less_than_an_election(seed: int) -> None:
-    """No group accepts writes between seal and open, so the new group must have its leader before."""
+    """No group accepts writes between seal and open, so the new group must have a leader before the seal."""
     scenario = formed(seed)
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
@@ -98,7 +99,7 @@ def test_slots_are_closed_for_less_than_an_election(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", spread([7, 2, 12]))
 def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited(seed: int) -> None:
-    """Else a newcomer is left with an `Adopt` of files that were never staged with it."""
+    """Otherwise a newcomer applies an `Adopt` of files that were never staged on it."""
     scenario = formed(seed)
     first, second = scenario.newcomers
     scenario.sim.nodes[first].start()
@@ -153,8 +154,8 @@ def test_a_member_away_for_longer_than_its_snapshot_gets_another() -> None:
 
 @pytest.mark.parametrize("seed", spread(range(3)))
 def test_a_new_leader_sends_a_snapshot_to_a_member_it_needs_for_a_quorum(seed: int) -> None:
-    """Two of three are up and one lags behind what the other has purged: nothing can be committed, not even
-    the entry a new leader begins with, before the other has sent its state."""
+    """Two of three members are up, and one lacks entries that the other has purged. No entry can be
+    committed, not even the first entry of a new leader, before the other has sent its state."""
     scenario = formed(seed)
     group = next(g for g in scenario.sim.nodes["node1"].host.replicas.data if g.startswith("node1."))
     members = {n: scenario.sim.nodes[n] for n in ("node1", "node2", "node3")}
@@ -235,8 +236,8 @@ def test_a_node_that_responds_is_not_dead() -> None:
 
 
 def test_no_node_is_declared_dead_in_a_change_while_one_of_its_groups_has_no_quorum() -> None:
-    """Of three members two are down, and only one of them for good, it is said. He may hold what the one that
-    is up lacks and the other has lost."""
+    """Two of three members are down, and the operator declares only one of them dead. The other may hold
+    entries that the running member lacks and the dead one has lost."""
     scenario = formed(11, nodes=5)
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
@@ -329,7 +330,7 @@ def test_a_permanent_loss_amends_the_operation_and_is_cleared_by_the_next(stage:
 
 
 def test_a_rebalance_that_moves_nothing_or_names_a_node_is_refused() -> None:
-    """The meta leader checks what it is asked for; the cluster then goes on to carry out a good one."""
+    """The meta leader checks the request; afterwards the cluster carries out a valid rebalance."""
     scenario = formed(3)
     leader = next(n for n in scenario.sim.nodes.values() if n.alive and n.host.cluster.meta_replica.leads)  # type: ignore[union-attr]
     table = leader.host.cluster.meta.placement.table
@@ -366,7 +367,8 @@ def test_a_rebalance_that_moves_nothing_or_names_a_node_is_refused() -> None:
 
 @pytest.mark.parametrize("cut", spread([5, 14, 0, 2, 8, 11, 17, 20, 25, 30], 2))
 def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
-    """Wherever the node goes down, asking again makes the replicas equal; the forged bytes are kept."""
+    """At whatever point the node goes down, a retry makes the replicas equal; the forged bytes are
+    quarantined."""
     scenario = formed(3)
     sim = scenario.sim
     joined(scenario)
@@ -444,7 +446,7 @@ def compacted_after(scenario: Scenario, now: int) -> None:
 
 
 def compacting(scenario: Scenario, slots: set[int] | None = None) -> list[tuple[str, str]]:
-    """(node, group) of replicas with a compaction under way, of these slots when given."""
+    """(node, group) of replicas with a compaction in progress, of these slots if given."""
     return [
         (node.node, group)
         for node in scenario.sim.nodes.values()
@@ -494,7 +496,7 @@ def test_slots_move_while_their_files_are_compacted(kind: str, seed: int) -> Non
 
 @pytest.mark.long
 def test_no_undamaged_copy_is_deleted_while_a_damaged_copy_exists() -> None:
-    """Files of which a member has a damaged copy stay apart and are named; mended, they are compacted."""
+    """Files of which a member has a damaged copy are not compacted and are named; after a repair they are."""
     scenario = formed(3)
     joined(scenario)
     scenario.until(lambda: bool(_forgeable(scenario)), "a follower has files")
@@ -524,7 +526,7 @@ def test_no_undamaged_copy_is_deleted_while_a_damaged_copy_exists() -> None:
 
 @pytest.mark.long
 def test_a_copy_damaged_after_the_check_delays_only_its_own_files() -> None:
-    """The member goes on with everything else, across a restart too, and takes what the others made."""
+    """The member continues with all other work, also after a restart, and copies the output of the others."""
     scenario = formed(5)
     joined(scenario)
     scenario.sim.faults.compact_ms = (400, 800)
@@ -567,12 +569,13 @@ MORE_SURVIVORS = [*((seed, 6, 3) for seed in range(2, 7)), *((seed, 8, 5) for se
 def test_groups_that_lost_their_majority_continue_with_the_survivors_data(
     seed: int, nodes: int, replicas: int
 ) -> None:
-    """Neighbours die for good under writes: two of six with R = 3, so that the groups they share keep one
-    member; three of eight with R = 5, so that those keep two, of which one may lag.
+    """Neighbours on the ring are permanently lost under writes: two of six with R = 3, so that the groups
+    they share keep one member; three of eight with R = 5, so that these groups keep two, of which one may
+    lag.
 
-    Those that die are heard by each other alone for a while before, so that they acknowledge writes nobody
-    else has: these may be lost. Every other seed the survivors lose power around the moment at which they are
-    told to go on alone.
+    Before they die, these nodes reach only each other for a while, so that they acknowledge writes that no
+    other node has: these may be lost. In every other seed the survivors lose power at about the time of the
+    forced recovery.
     """
     scenario = formed(seed, nodes, replicas)
     sim, rng = scenario.sim, scenario.sim.rng
@@ -597,7 +600,7 @@ def test_groups_that_lost_their_majority_continue_with_the_survivors_data(
         for node in [n for n in scenario.sim.nodes.values() if n.alive]:
             sim.at(rng.randint(0, 60), partial(cut_short, node.node))
     sim.note(f"{lost} acknowledged writes are lost")
-    scenario.until(scenario.recovered, "every group is led again")
+    scenario.until(scenario.recovered, "recovery completed in every group")
     writes = scenario.history.writes
     scenario.until(lambda: scenario.history.writes > writes + 50, "writers go on")
     for name in rng.sample(dead, len(dead)):
@@ -622,8 +625,8 @@ class OneCell(Writer):
 def test_a_delete_of_a_slot_s_earlier_ownership_hides_nothing_when_the_slot_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing was filed there since, so the group that the slot left has not forgotten the delete. Until what
-    was written elsewhere is adopted, a strong read asks both groups."""
+    """That group has closed no file since, so it has not forgotten the delete. Until it adopts the rows that
+    were written elsewhere, a strong read asks both groups."""
     scenario = Scenario(1)
     scenario.form()
     scenario.schemas()

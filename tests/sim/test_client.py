@@ -20,14 +20,15 @@ def test_the_client_reads_what_it_wrote_while_slots_move(seed: int) -> None:
 
 @SPREAD
 def test_a_seed_of_the_client_repeats_its_run() -> None:
-    """Whatever ran before it in the process."""
+    """This holds whatever ran before in the same process."""
     first = run(8)
     run(6)
     assert run(8) == first
 
 
 def test_deadlines_within_a_clock_tick_pass() -> None:
-    """The clock goes on only while the loop waits, and it never did while two were woken at once by turns."""
+    """The clock advances only while the loop waits; it never advanced while two tasks woke each other in
+    turn."""
 
     async def wait(until: float, rounds: int) -> None:
         loop = asyncio.get_running_loop()

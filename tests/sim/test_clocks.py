@@ -20,15 +20,16 @@ from tests.sim.test_operations import leaders
 @pytest.mark.long
 @pytest.mark.parametrize("seeds", spread([[1, 7], [3, 9, 11, 12]]))
 def test_clocks_that_jump_lose_no_row_and_stop_no_operation(seeds: list[int]) -> None:
-    """No row under a TTL goes before its true time, every operation ends while clocks go on jumping, and what
-    was put off comes to pass when they are right again."""
+    """No row with a TTL expires before its true time, every operation ends while clocks jump, and delayed
+    work is done once the clocks are correct."""
     failed = [why for why in whys(run, [(seed,) for seed in seeds], 2) if why]
     assert not failed, "\n\n".join(failed)
 
 
 def test_a_cut_off_replica_refuses_bounded_reads_and_reports_its_age() -> None:
-    """It still holds what was deleted meanwhile. Until the bound it may say so; then mid is refused with the
-    age, and a weak answer carries it, though its wall clock shows anything."""
+    """The replica still holds rows that were deleted in the meantime, and may return them until the bound.
+    Then a bounded read is refused with the age, and a weak answer states it, whatever the wall clock
+    shows."""
     scenario = ClockScenario(4)
     scenario.begin(reads=False)
     scenario.sim.pause(3_000)
@@ -74,7 +75,7 @@ def test_a_cut_off_replica_refuses_bounded_reads_and_reports_its_age() -> None:
         reply = look("mid")
         return isinstance(reply, RowsScanned) and 0 <= reply.age_ms <= STALENESS_MS
 
-    scenario.until(is_fresh, "it serves mid reads again", 5_000)
+    scenario.until(is_fresh, "it serves bounded reads again", 5_000)
     finish_all(scenario)
 
 

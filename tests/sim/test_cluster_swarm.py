@@ -77,7 +77,7 @@ def test_a_directory_restored_from_an_older_copy_is_noticed(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", spread((3, 4, 1)))
 def test_a_machine_that_left_is_not_added_again(seed: int) -> None:
-    """It starts with the directory that it had, and nobody hears it."""
+    """It starts with its old directory, and no node accepts its messages."""
     swarm = ClusterSwarm(seed)
     swarm.wanted = 3
 

@@ -94,7 +94,7 @@ class Plant:
         assert all(n.alive for n in self.nodes)
 
     def goes_on(self) -> None:
-        """With room again everything goes on by itself, and nothing acknowledged is missing."""
+        """Once there is space, the cluster continues by itself, and no acknowledged row is missing."""
         self.fill(CAPACITY)
         before = self.rows
         self.scenario.until(lambda: self.rows > before + 20, "writes go on", RESUME_MS)
@@ -123,8 +123,8 @@ def test_replicas_that_fill_together_refuse_rows_and_recover(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", spread((1, 2)))
 def test_replicas_without_a_free_byte_recover(seed: int) -> None:
-    """Somebody else takes every byte before anybody has measured it: the logs hold back what they cannot
-    write, no node ends, and with room again all go on."""
+    """Another program uses every byte before a node has measured the disk. The logs retain what they cannot
+    write, no node ends, and all nodes continue once there is space."""
     plant = Plant(seed)
     for node in plant.nodes:
         node.host.on_disk = lambda free, total, now: None  # type: ignore[method-assign]
@@ -216,8 +216,8 @@ def test_a_leader_that_alone_lacks_space_transfers_its_leadership(
 
 
 def test_leaders_stay_if_all_nodes_lack_space() -> None:
-    """A group that no majority has room for is led no better elsewhere: when one after the other fills, only
-    the first of them hands anything over."""
+    """If no majority has space, another leader would not help: when the disks fill one after the other, only
+    the first full node transfers its leaderships."""
     plant = Plant(1)
     before, groups = plant.terms(), len(plant.scenario.newest().image.groups)
     plant.nodes[0].take_room(refuse_below(CAPACITY) // 2)

@@ -62,7 +62,7 @@ def test_leftovers_of_a_group_that_a_node_left_are_deleted(seed: int, halved: bo
 
 
 def test_foreign_directories_beside_the_groups_stay() -> None:
-    """It may be the only copy of what a repair needs. Neither is it taken for a group of this node."""
+    """Such a directory may be the only copy that a repair needs. It is not taken for a group of this node."""
     scenario = Scenario(3, nodes=3)
     scenario.begin()
     node = scenario.sim.nodes["node2"]

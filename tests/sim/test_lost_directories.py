@@ -75,7 +75,8 @@ DAMAGES = [("{group}/checkpoint",), ("{group}",), ("{meta}/checkpoint", "{group}
 def test_a_node_without_its_log_or_name_does_not_start_and_keeps_its_files(
     seed: int, parts: tuple[str, ...]
 ) -> None:
-    """Nobody misses an acknowledged row while it is down (the reader checks), and it can be replaced."""
+    """No acknowledged row is missing while the node is down (the reader checks this), and it can be
+    replaced."""
     scenario = written(seed)
     victim = "node2"
     left = take_away(scenario, victim, parts)
@@ -89,7 +90,7 @@ def test_a_node_without_its_log_or_name_does_not_start_and_keeps_its_files(
 def test_a_group_without_its_checkpoint_is_damaged_and_the_others_run(
     seed: int, parts: tuple[str, ...]
 ) -> None:
-    """It neither votes nor leads nor loses a file, and is not made anew from its first members."""
+    """The replica neither votes nor leads, keeps its files, and is not recreated from its first members."""
     scenario = written(seed)
     victim = "node2"
     left = take_away(scenario, victim, parts)
@@ -107,8 +108,8 @@ def test_a_group_without_its_checkpoint_is_damaged_and_the_others_run(
 
 @pytest.mark.parametrize("seed", spread([21, 22, 23]))
 def test_two_nodes_without_their_logs_elect_no_leader_and_lose_nothing(seed: int) -> None:
-    """Most of a group has lost its memory: what was acknowledged is refused, not forgotten. With the logs
-    back as they were everything is there."""
+    """The majority of a group has lost its logs: reads of acknowledged rows are refused and return no result
+    without them. Once the logs are restored, every row is there."""
     scenario = written(seed)
     victims = [scenario.sim.nodes[n] for n in ("node2", "node3")]
     for node in victims:
@@ -131,7 +132,7 @@ def test_two_nodes_without_their_logs_elect_no_leader_and_lose_nothing(seed: int
 
 
 def rolled_back(seed: int, victim: str, *, while_running: bool) -> tuple[Scenario, SimNode]:
-    """A node that goes on from an older copy of its directory, taken while it ran or between two starts."""
+    """A node that continues from an older copy of its directory, taken while it ran or between two starts."""
     scenario = written(seed)
     node = scenario.sim.nodes[victim]
     if while_running:
@@ -150,8 +151,8 @@ def rolled_back(seed: int, victim: str, *, while_running: bool) -> tuple[Scenari
 
 @pytest.mark.parametrize("seed,while_running", spread([(33, True), (31, False), (32, False), (34, True)]))
 def test_a_node_on_an_older_copy_never_votes_and_is_replaced(seed: int, while_running: bool) -> None:
-    """Its peers know of a later start, or of entries that it acknowledged and lacks: it learns of it, says so
-    for good, and `replace-node` heals."""
+    """Its peers know a later start, or entries that it acknowledged and lacks. It learns this from them and
+    reports it permanently; `replace-node` replaces it."""
     scenario, node = rolled_back(seed, "node2", while_running=while_running)
     scenario.until(
         lambda: bool(node.host.own_membership.older_copy),

@@ -1,4 +1,4 @@
-"""Kills at hold points in the simulator; `make matrix` runs every case."""
+"""Kills at failpoints in the simulator; `make matrix` runs every case."""
 
 import pytest
 
@@ -21,8 +21,8 @@ def test_a_spread_of_the_kill_matrix_passes(every: int) -> None:
 
 
 def test_every_point_of_every_stage_is_in_the_matrix() -> None:
-    """Twelve points, each in both directions of time; a skipped case says why. Programs beside the agents are
-    no processes of the simulator."""
+    """There are twelve failpoints, each with an early and a late restart; a skipped case states its reason.
+    Programs other than agents do not run in the simulator."""
     assert len(POINTS) == 12 and {c.point for c in cases() if not c.skipped} == set(POINTS)
     run = {(c.role, c.back) for c in cases() if not c.skipped}
     assert {c.role for c in cases()} - {role for role, _ in run} == {"iotctl", "Spark driver"}

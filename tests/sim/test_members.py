@@ -23,7 +23,7 @@ def terms(scenario: Scenario) -> list[int]:
 
 
 def test_a_non_member_cannot_control_operations_read_or_send_raft_messages() -> None:
-    """It has a valid certificate, and no change has let it in."""
+    """It has a valid certificate, but no change has admitted it."""
     scenario = formed(1)
     sim, stranger = scenario.sim, scenario.newcomers[0]
     node = sim.nodes["node1"]
@@ -45,7 +45,8 @@ def test_a_non_member_cannot_control_operations_read_or_send_raft_messages() -> 
 
 
 def test_a_node_that_was_down_accepts_a_leader_that_it_does_not_know() -> None:
-    """The leader joined meanwhile. Those that the node knows vouch for it, or it would stay behind."""
+    """The leader joined in the meantime. Members that the node knows vouch for the leader; otherwise the node
+    could not catch up."""
     scenario = formed(2)
     sim, newcomer = scenario.sim, scenario.newcomers[0]
     behind = sim.nodes["node4"]
@@ -61,7 +62,7 @@ def test_a_node_that_was_down_accepts_a_leader_that_it_does_not_know() -> None:
         if node is not None and node.node != newcomer:
             raft = node.host.cluster.meta_replica.raft  # type: ignore[union-attr]
             if newcomer in raft.log.config.voters and raft.caught_up(newcomer):
-                with suppress(Refused):  # it is under way
+                with suppress(Refused):  # it is in progress
                     raft.transfer(newcomer, sim.now)
                 node.wake()
         return leader() == newcomer

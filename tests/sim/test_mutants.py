@@ -53,7 +53,7 @@ def test_generated_bugs_change_executed_code() -> None:
         ast.parse(SOURCE.replace(mutant.old, mutant.new))
 
 
-def test_the_sample_of_generated_bugs_is_fixed_and_covers_every_room() -> None:
+def test_the_sample_of_generated_bugs_is_fixed_and_covers_every_package() -> None:
     chosen = machine.sample(40)
     assert chosen == machine.sample(40) and {m.room for m in chosen} == set(machine.ROOMS)
     root = Path(nodeagent.__file__).parent
@@ -70,7 +70,7 @@ def test_every_mutant_still_fits_the_code() -> None:
     assert {name: count for name, count in places.items() if count != 1} == {}
 
 
-def test_every_room_and_every_invariant_of_safety_has_mutants() -> None:
+def test_every_package_and_every_invariant_of_safety_has_mutants() -> None:
     rooms = Counter(m.room for m in MUTANTS)
     assert len(rooms) == 9 and min(rooms.values()) >= 12, rooms
     broken = Counter(m.breaks for m in MUTANTS if m.breaks)

@@ -13,7 +13,7 @@ from tests.sim.spread import spread
 
 HAND_OVER_POLL_MS = 20
 SETTLE_MS = 7_000
-"""Two rounds in which leaders are handed to their headers."""
+"""Two rounds in which leaderships are transferred to the group owners."""
 
 
 def formed(seed: int) -> Scenario:
@@ -46,11 +46,12 @@ def operation(scenario: Scenario, name: str) -> Operation:
 
 @pytest.mark.parametrize("seed", spread([1, 2, 3]))
 def test_a_drained_node_leads_nothing_until_it_is_undrained(seed: int) -> None:
-    """Meta group included; also after it and everybody else was started again; then its own group returns."""
+    """This includes the meta group and holds after a restart of all nodes. After the undrain, it leads its
+    own group again."""
     scenario = formed(seed)
     node = leaders(scenario)[META]
     own = {g for g in leaders(scenario) if g != META and owner_of(g) == node}
-    assert own <= led_by(scenario, node), "headers lead while all is quiet"
+    assert own <= led_by(scenario, node), "group owners lead while the cluster is idle"
     scenario.request(q.Drain(node, True, "sim"), Accepted)
     scenario.until(lambda: not led_by(scenario, node), "it leads nothing", 3_000)
     for name in sorted(scenario.sim.nodes):
@@ -115,7 +116,7 @@ def test_a_node_does_not_stop_while_its_only_successor_takes_over() -> None:
 
 
 def test_a_leadership_transfer_survives_a_lost_first_message() -> None:
-    """The way back to whom is asked was cut for a moment only."""
+    """The link to the successor was cut only for a moment."""
     scenario, owner, group, other = with_a_stalled_successor(2)
     scenario.sim.faults.stalled.clear()
     host = scenario.sim.nodes[owner].host
@@ -176,7 +177,7 @@ def test_a_silent_node_is_not_asked_to_take_over() -> None:
 
 
 def test_requests_to_a_transferring_leader_are_redirected_to_the_next_leader() -> None:
-    """A refusal would be the last word: a client takes it for what the cluster thinks of its request."""
+    """A refusal would be final: a client takes it as the cluster's answer to its request."""
     scenario = formed(1)
     node = scenario.sim.nodes[leaders(scenario)[META]]
     replica = node.host.cluster.meta_replica
@@ -202,8 +203,8 @@ def test_drained_nodes_lead_groups_that_no_other_node_can_lead() -> None:
 
 @pytest.mark.parametrize("seed", spread(range(1, 7), 2))
 def test_a_planned_stop_causes_no_election_timeout(seed: int) -> None:
-    """Every group has another leader when the hand-over says so, and keeps it: none is handed back to the
-    owner that was heard a moment ago."""
+    """When the leadership transfer reports success, every group has another leader and keeps it: no
+    leadership returns to the group owner, although it responded a moment ago."""
     scenario = formed(seed)
     node = leaders(scenario)["meta"]
     led = led_by(scenario, node)
@@ -266,7 +267,7 @@ def test_a_hold_expires_and_survives_the_meta_leader(seed: int) -> None:
 
 
 def test_a_lock_expires_unless_it_is_renewed() -> None:
-    """By the clock of whoever leads the meta group: also when the leader dies meanwhile, never too soon."""
+    """The meta leader's clock decides. The lock also expires if that leader dies, and never too early."""
     ttl_ms = 5_000
     scenario = formed(4)
 

@@ -146,8 +146,8 @@ def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
 
 @pytest.mark.long
 def test_parked_rows_become_a_tsfile_with_a_later_version(library: Library) -> None:
-    """Closes and merges fail on the machines of before; they are upgraded one after the other while a change
-    goes on. A member that is behind the others takes the files of those that can."""
+    """Closes and merges fail on machines with the earlier version, which are upgraded one after the other
+    during a change. A member that lags copies the files of upgraded members."""
     scenario = formed(54)
     old = {id(n.disk) for n in scenario.sim.nodes.values()}
     library.fails = lambda disk, file: id(disk) in old and bool(file.slot % 3)

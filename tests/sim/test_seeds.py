@@ -17,7 +17,7 @@ from nodeagent.testing.sim import Sim
 PINNED = (
     14,  # an answer of an earlier membership arrives late
     87,  # a node rejoins a group it has just left, while its old replica is being removed
-    234,  # a slot leaves and comes back while the close of its seal is still under way
+    234,  # a slot leaves and comes back while the close of its seal is still in progress
 )
 SEEDS = sorted({*range(1, 4), *PINNED})
 """`.ci/run` goes on from 4, when it has run the tests."""

@@ -16,7 +16,7 @@ WEEKS = 4
 
 
 class Client:
-    """Sends a delete (it counts once like a write) to whoever has its slot, until that is answered."""
+    """Sends a delete (it counts once, like a write) to the group that owns its slot, until it is answered."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.sim, self.view = scenario, scenario.sim, scenario.view
@@ -64,9 +64,9 @@ class Client:
 def test_a_retry_over_a_moved_slot_is_a_duplicate(
     seed: int, killed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node is added; every write from before is sent again to whoever has its slot then. The sessions take
-    several parts, on a network that loses and doubles messages, and the leader of a sealed group, or the one
-    that opens, loses power while they travel."""
+    """A node is added; then every earlier write is retried in the group that owns its slot. The sessions take
+    several parts on a network that loses and duplicates messages, and the leader of a losing or gaining group
+    loses power during their transfer."""
     monkeypatch.setattr(slot_migration, "SESSIONS_PART_BYTES", 16)
     scenario = Scenario(seed)
     scenario.form()
