@@ -105,7 +105,8 @@ def test_one_fast_clock_is_reported_and_expires_nothing() -> None:
 
 @pytest.mark.long
 def test_one_clock_ends_no_hold() -> None:
-    """The previous copies stay as long as the operator asked, whatever the meta leader's clock says."""
+    """The previous copies are held as long as the operator requested, whatever the meta leader's clock
+    shows."""
     hold_ms = 20_000
     scenario = formed(6)
     newcomer = scenario.newcomers[0]

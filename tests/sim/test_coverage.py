@@ -1,4 +1,4 @@
-"""What runs did and reached: told, and written into a document."""
+"""What runs did and reached is reported and written into a document."""
 
 import shlex
 import sys
@@ -75,7 +75,7 @@ def test_a_run_is_counted_and_repeated_on_request() -> None:
     ("reads", "why"), [((-1,), "S6: a row is lost"), ((7, 8), "two runs differ"), ((), "IndexError")]
 )
 def test_a_run_that_fails_or_differs_when_repeated_is_reported(reads: tuple[int, ...], why: str) -> None:
-    """Whatever it fails with: the others go on."""
+    """The other runs continue, whatever the failure."""
     with world(*reads):
         assert why in find(Run("groups", 3, twice=True)).why
 
@@ -151,7 +151,7 @@ def test_a_steered_run_looks_for_the_rarest_events() -> None:
 
 @SPREAD
 def test_changes_are_cancelled_if_the_focus_is_a_cancel() -> None:
-    """Most changes have their slots open before a cancel that comes by chance."""
+    """Without the focus, most changes reach OPEN before a random cancel arrives."""
     focus = (("operation", "rebalance CANCELLED"), ("operation", "remove-node CANCELLED"))
     left = set(focus)
     for seed in range(5, 11):  # about every other change of a run is cancelled

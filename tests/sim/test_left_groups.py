@@ -35,7 +35,7 @@ class Ends:
         node._run = heard  # type: ignore[method-assign]
 
     def _look(self, node: SimNode, group: str) -> None:
-        """Status names the group, and asks nobody to replace the node for it."""
+        """The status names the group, and does not ask an operator to replace the node."""
         told = [g for g in node.host.status.of_node(0, 0).groups if g.group == group and g.state == "damaged"]
         assert all("wait until" in g.hint for g in told), told
         self.waited += len(told)

@@ -22,7 +22,8 @@ def leaders(scenario: Scenario) -> list[DataReplica]:
 def test_a_dead_follower_pins_the_log_of_an_idle_group_for_a_while_only(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Status names it meanwhile. A timer ends the pin, no write; the follower comes back by a snapshot."""
+    """Meanwhile the status names the follower. A timer, not a write, ends the pin; the follower catches up by
+    a snapshot."""
     monkeypatch.setattr(log_start, "LOG_KEEP_MS_MAX", KEEP_MS)
     scenario = Scenario(seed, nodes=4, spares=0)
     scenario.begin(reads=False)

@@ -186,8 +186,8 @@ def put_back(node: SimNode, group: str, older: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("seed", spread([41, 45, 42], 2))
 def test_an_older_checkpoint_is_noticed_or_replays_to_the_same_state(seed: int) -> None:
-    """Whichever moment it is of: where files were unlinked since, the group is damaged and keeps its files;
-    where the log has all that followed and every file is there, the replica becomes equal to the others."""
+    """If files were unlinked since the checkpoint, the group is damaged and keeps its files. If the log has
+    all later entries and every file exists, the replica becomes equal to the others."""
     scenario = written(seed)
     node = scenario.sim.nodes["node2"]
     scenario.until(lambda: node.alive, "it is up")

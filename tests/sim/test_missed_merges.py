@@ -33,7 +33,7 @@ class Absence:
             disk.flip(path, self.file.size // 2)
 
     def _saved(self) -> tuple[SimNode, str, FileMeta]:
-        """One that a checkpoint names, or a restart would make it again from the log."""
+        """A file that a checkpoint names; otherwise a restart would write it again from the log."""
         before: list[tuple[SimNode, str, FileMeta]] = []
         while True:
             self.scenario.sim.pause(3_000)
@@ -74,7 +74,8 @@ class Absence:
     ),
 )
 def test_a_member_without_a_file_takes_the_merged_file_of_the_others(fault: str, merges: int) -> None:
-    """Also when what they made of it was merged again: it is not stuck, and ends with the same files."""
+    """This also holds if their merged file was merged again: the member is not stuck, and ends with equal
+    files."""
     scenario = formed(60 + merges)
     absence = Absence(scenario, fault)
     name = absence.file.name

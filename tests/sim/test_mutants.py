@@ -64,7 +64,7 @@ def test_the_sample_of_generated_bugs_is_fixed_and_covers_every_package() -> Non
 
 
 def test_every_mutant_still_fits_the_code() -> None:
-    """`make mutants` takes long; that its bugs can be planted is quickly seen."""
+    """`make mutants` takes long; this checks quickly that its bugs can be planted."""
     package = Path(nodeagent.__file__).parent
     places = {m.name: (package / m.file).read_text().count(m.old) for m in MUTANTS}
     assert {name: count for name, count in places.items() if count != 1} == {}

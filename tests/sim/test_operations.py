@@ -248,7 +248,8 @@ def test_two_nodes_that_stop_together_do_not_transfer_endlessly() -> None:
 
 @pytest.mark.parametrize("seed", spread([1, 2]))
 def test_a_hold_expires_and_survives_the_meta_leader(seed: int) -> None:
-    """Not before its time, counted from when nothing else was missing, and soon after it."""
+    """The hold ends soon after its time, which counts from the moment when the operation waits only for it,
+    and not before."""
     hold_ms = 8_000
     scenario = formed(seed)
     newcomer = scenario.newcomers[0]
@@ -292,7 +293,8 @@ def test_a_lock_expires_unless_it_is_renewed() -> None:
 
 
 def test_a_paused_add_copies_nothing_and_continues_when_resumed() -> None:
-    """Paused from the begin: slots open in their new groups, no copy is made and nothing deleted."""
+    """The add is paused from the start: slots open in their new groups, no copy is made, and no file is
+    deleted."""
     scenario = formed(5)
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()

@@ -19,7 +19,7 @@ from tests.sim.test_cases import formed
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No TsFile is ever made of the rows of two slots in three."""
+    """The rows of two slots in three never become a TsFile."""
     encode = ArrowFormat.encode
 
     def choosy(self: ArrowFormat, table: pa.Table, spec: CloseSpec, properties: Mapping[str, bytes]) -> bytes:
@@ -66,7 +66,7 @@ def troubles(node: SimNode) -> str:
 
 
 def parked(scenario: Scenario) -> dict[str, set[str]]:
-    """Per live node, what it has parked."""
+    """The parked files of each running node."""
     nodes = [n for n in scenario.sim.nodes.values() if n.alive]
     return {
         n.node: {f for r in n.host.replicas.data.values() for f in r.state.files.manifest.parked}
@@ -120,7 +120,7 @@ def test_a_file_that_one_member_cannot_write_comes_from_another(library: Library
 
 @SPREAD
 def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
-    """It holds up no change, no other merge and no delete; every member parks alike."""
+    """It delays no change, no other merge and no delete; every member parks the same rows."""
     scenario = formed(53)
     library.fails = lambda disk, file: bool(file.clean and file.slot % 3)
     scenario.until(lambda: all(parked(scenario).values()), "merges are parked")

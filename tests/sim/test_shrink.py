@@ -54,7 +54,7 @@ def test_a_script_without_a_seed_is_refused() -> None:
 def test_a_seed_that_fails_becomes_a_short_script_that_fails_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What half of the voters hold is lost by few faults."""
+    """A few faults lose entries that only half of the voters hold."""
     with monkeypatch.context() as planted:
         planted.setattr("nodeagent.raft.leader.majority_value", lambda held: sorted(held)[len(held) // 2])
         swarm = next(

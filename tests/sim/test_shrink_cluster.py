@@ -69,7 +69,7 @@ def test_a_script_without_a_seed_is_refused() -> None:
 
 
 def test_parts_that_a_failure_does_not_need_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is simulated: with less than it takes comes another failure, or none."""
+    """No cluster is simulated. Without a necessary part, the run fails differently or passes."""
 
     def report(swarm: ClusterSwarm) -> None:
         drawn = ("kill_one", "add_one", "restart_one", "rebalance_some", "remove_one", "kill_one")
@@ -94,7 +94,7 @@ def test_parts_that_a_failure_does_not_need_are_removed(monkeypatch: pytest.Monk
 def test_a_seed_that_fails_becomes_a_script_that_fails_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It fails before the first operation, in an event that the script comes to as well."""
+    """It fails before the first operation, at an event that the script reaches too."""
     begin = ClusterSwarm.begin
 
     def begun(swarm: ClusterSwarm, *, reads: bool = True) -> None:

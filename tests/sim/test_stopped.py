@@ -15,7 +15,7 @@ from nodeagent.testing.scenario import Scenario
 from tests.sim.test_cases import formed
 
 UNKNOWN = msgspec.msgpack.encode([99, "what the next release says"])
-"""A command of a data group with a tag that nobody has."""
+"""A command of a data group with a tag that no release knows."""
 
 
 class Releases:
@@ -126,7 +126,7 @@ def test_members_of_the_next_release_continue_with_old_members_as_followers(
 
 
 def test_the_meta_group_stops_at_an_unknown_command_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data groups go on by the table that is known; nothing ends, in this life or the next."""
+    """Data groups continue with the known partition table; no process ends, before or after a restart."""
     scenario = formed(43)
     unknown = msgspec.msgpack.encode({"type": "NextRelease", "now": 1})
     index = log_unknown(scenario, META, unknown)

@@ -111,7 +111,7 @@ def test_a_batch_whose_write_was_interrupted_may_survive() -> None:
 
 
 def test_every_kind_of_fault_can_be_injected() -> None:
-    """Their names are those of methods; one that is misspelt would be found by the seed that draws it."""
+    """Their names are those of methods; otherwise only the seed that draws a misspelt name would find it."""
     classes = {*KINDS, *WHOLE_KINDS}.difference(PASSIVE)
     assert [k for k in classes if not hasattr(Nemesis, f"_{k}")] == []
 
@@ -147,7 +147,7 @@ def test_stragglers_take_longer_until_faults_are_healed() -> None:
 
 
 def _commits(acknowledged: tuple[int, int], *, lossy: bool) -> None:
-    """Node a takes entry 1 of term 2 for committed; node b acknowledged so much, and has nothing of it."""
+    """Node a considers entry 1 of term 2 committed; node b acknowledged it, and does not have it."""
 
     def node(name: str, *, holds: bool) -> Any:
         return SimpleNamespace(node=name, lossy=lossy, durable=SimpleNamespace(holds=lambda *_: holds))
