@@ -97,7 +97,7 @@ def test_a_bug_in_consensus_is_found(
 def test_a_bug_in_slot_migration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members serve as sources before they have applied the seal: a copy may lack what came just before it.
     Then the copies disagree, and nobody adopts them, or all lack it."""
-    monkeypatch.setattr(DataState, "sealed_ready", lambda state, operation: True)
+    monkeypatch.setattr(DataState, "is_source_ready", lambda state, operation: True)
     with pytest.raises(Broken, match="S10: rows of slot 0|L2: op-1 stays in COPYING"):
         through(next(s for s in chosen(["members lag under a writer"])))
 

@@ -13,7 +13,7 @@ from nodeagent.testing.walks import run
     [
         (candidate, "is_up_to_date", lambda state, request: True, "S3"),
         (quorum, "majority_value", max, "S6"),
-        (DataState, "sealed_ready", lambda state, operation: True, "S8|S9|S10|L2"),
+        (DataState, "is_source_ready", lambda state, operation: True, "S8|S9|S10|L2"),
         (groups, "_release", lambda op, look: [], "L2"),
     ],
 )
