@@ -363,7 +363,7 @@ def test_a_message_that_breaks_off_is_not_completed_by_the_next(
         return length, some()
 
     with monkeypatch.context() as now:
-        now.setattr("nodeagent.storage.worker.parcels.encode", broken)
+        now.setattr("nodeagent.storage.worker.packets.encode", broken)
         with pytest.raises(MemoryError):
             worker.call(REQUEST)
     assert isinstance(worker.call(REQUEST, 20), CloseReply) and worker.starts == 2
