@@ -4,7 +4,7 @@ from nodeagent.log import Log, LogSettings, Recovered
 from nodeagent.model.disk import Disk
 
 SMALL = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=400)
-"""Segments of a few batches, so that short tests cross many borders."""
+"""Each segment holds a few batches, so that short tests cross many segment boundaries."""
 
 GROUPS = ("meta", "node1.5", "node2.7")
 

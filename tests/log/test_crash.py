@@ -19,7 +19,7 @@ TINY = LogSettings(segment_bytes=700, zero_step_bytes=512, reserve_bytes=0, copy
 
 
 class Run:
-    """A workload over a disk that may die in it: the states that recovery may come back with."""
+    """Runs a workload on a disk that may fail during it, and records the states that recovery may return."""
 
     def __init__(self, disk: SimDisk, seed: int, pinned: bool) -> None:
         self.disk = disk
@@ -30,7 +30,7 @@ class Run:
         """The last synced state, then one for each batch after it."""
 
         self.gaps = 0
-        """How often segments were lacking in between."""
+        """How often segments were missing between the first and the last one."""
 
     def go(self, batches: int) -> None:
         log, found = open_log(self.disk, TINY)
@@ -66,10 +66,10 @@ def operations_of(seed: int, batches: int, pinned: bool) -> int:
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_crash_at_every_disk_operation(seed: int, pinned: bool) -> None:
-    """Wherever the power goes, every synced batch is there, batches are whole, and nothing is damaged.
+    """Every synced batch survives a power cut at any operation; batches are whole, and nothing is damaged.
 
-    A second recovery, itself cut short at some operation, changes none of it. `pinned`: a group's entries
-    hold the first segment all the while, and later ones go.
+    A second recovery, which is itself interrupted at some operation, does not change the result. `pinned`:
+    the entries of one group keep the first segment, while later segments are deleted.
     """
     batches = 28 if pinned else 25
     for cut in range(1, operations_of(seed, batches, pinned) + 1):
@@ -95,7 +95,7 @@ def test_crash_at_every_disk_operation(seed: int, pinned: bool) -> None:
 
 
 def test_failed_sync_is_final() -> None:
-    """The first error answers every later call, though a second fsync would say all is well."""
+    """Every later call raises the first error, although a second fsync would succeed."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("g", 1)])
@@ -115,7 +115,7 @@ def test_failed_sync_is_final() -> None:
 
 
 def test_restart_after_a_failed_sync_does_not_trust_the_page_cache() -> None:
-    """The lost batch is still readable after a restart; once recovered it must really be durable."""
+    """The lost batch is still readable after a restart; if recovery returns it, it must be durable."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("g", 1)])
@@ -134,7 +134,8 @@ def test_restart_after_a_failed_sync_does_not_trust_the_page_cache() -> None:
 
 @pytest.mark.parametrize("operation", ["write", "truncate", "create", "rename", "sync_dir", "sync"])
 def test_any_failure_while_rotating_is_final(operation: str) -> None:
-    """A log that could not begin its next segment takes nothing more, and recovers what was synced."""
+    """A log that could not begin its next segment refuses all later writes; recovery returns what was
+    synced."""
     disk = SimDisk()
     log, _ = open_log(disk)
     index = 0
@@ -155,8 +156,8 @@ def test_any_failure_while_rotating_is_final(operation: str) -> None:
     assert found.damaged == [] and synced <= len(found.groups["g"].entries) <= index
 
 
-def test_full_disk_leaves_no_half_batch() -> None:
-    """A batch without room is refused as a whole, and what was synced before is whole."""
+def test_full_disk_leaves_no_partial_batch() -> None:
+    """A batch that does not fit is refused as a whole; everything that was synced before it is intact."""
     disk = SimDisk(capacity_bytes=6000)
     log, _ = open_log(disk)
     index = 0
@@ -180,8 +181,8 @@ NO_ROOM_IN = ("write", "create", "rename")
 @pytest.mark.parametrize("reserve", [0, 1024])
 @pytest.mark.parametrize("seed", range(3))
 def test_full_disk_at_any_operation_is_survived(seed: int, reserve: int) -> None:
-    """No room in any one call, rotation, reclaim and start included: nothing is lost, nothing is final, and
-    the refused batch is taken when it is tried again. A power cut meanwhile changes none of it."""
+    """A full disk in any single call, including rotation, reclaim and start, loses nothing and is not final;
+    the refused batch is accepted when it is retried. A power cut in between does not change this."""
     settings = LogSettings(700, 512, reserve, 300)
     for skip in range(50):
         for operation in NO_ROOM_IN:
@@ -216,8 +217,8 @@ def test_full_disk_at_any_operation_is_survived(seed: int, reserve: int) -> None
             assert found.damaged == [] and found.groups == workload.state, (operation, skip)
 
 
-def test_a_segment_that_was_not_made_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is open keeps its room though it has no name any more."""
+def test_a_segment_whose_creation_failed_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is open occupies disk space although it has no name any more."""
     disk = SimDisk()
     log, _ = open_log(disk, TINY)
     made: list[SimFile] = []
@@ -240,12 +241,12 @@ def test_a_segment_that_was_not_made_is_closed(monkeypatch: pytest.MonkeyPatch) 
         else:
             index += 1
     segments = [f for f in made if f.path.endswith(".new")]
-    assert refused > 3 and len(segments) == len({f.path for f in segments}) + 20, "the fault struck"
+    assert refused > 3 and len(segments) == len({f.path for f in segments}) + 20, "the fault was not injected"
     assert [f.is_open for f in segments] == [False] * (len(segments) - 1) + [True]
 
 
 def test_full_disk_in_a_sync_is_final() -> None:
-    """Pages that a sync could not write are lost, whatever the reason."""
+    """Pages that a sync could not write are lost, whatever the cause was."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("g", 1)])
@@ -256,14 +257,17 @@ def test_full_disk_in_a_sync_is_final() -> None:
         assert not isinstance(error.value, NoSpace)
 
 
-def test_start_on_a_full_disk() -> None:
-    """A node that ended between two segments, or with a torn write, comes up without a free byte."""
+def test_a_node_starts_on_a_full_disk() -> None:
+    """A node that stopped between two segments, or with a torn write, starts without a free byte on the
+    disk."""
     ends = [start_on_a_full_disk(20_000 + spare) for spare in range(0, 200, 40)]
-    assert set(ends) == {True, False}, "some ended in the middle of a segment, some at its end"
+    assert set(ends) == {True, False}, (
+        "not both cases occurred: a log that ends within a segment, and one that ends with it"
+    )
 
 
 def start_on_a_full_disk(capacity: int) -> bool:
-    """Returns whether the log had ended with a whole segment."""
+    """Whether the log ended with a complete segment."""
     disk = SimDisk(capacity_bytes=capacity)
     log, _ = open_log(disk)
     index = 0
@@ -293,7 +297,7 @@ def start_on_a_full_disk(capacity: int) -> bool:
 
 
 def fill(log: Log) -> int:
-    """The last entry that was written until the log says that there is no room."""
+    """Write until the log reports that space is low; return the index of the last entry."""
     index = 0
     while not log.space_low:
         index += 1
@@ -303,12 +307,13 @@ def fill(log: Log) -> int:
 
 
 def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:
-    """The reserve is given back, the log says so, goes on, and lays it by again when there is room."""
+    """The log releases its reserve, reports it, continues, and allocates the reserve again when there is
+    space."""
     settings = LogSettings(segment_bytes=4096, zero_step_bytes=1024, reserve_bytes=8192)
     disk = SimDisk(capacity_bytes=40_000)
     log, _ = open_log(disk, settings)
-    laid_by = not log.space_low and disk.exists("log/reserve")
-    assert laid_by
+    reserved = not log.space_low and disk.exists("log/reserve")
+    assert reserved
     with disk.create("other") as file:
         file.pwrite(0, bytes(disk.free_bytes()))
     index = fill(log)
@@ -321,7 +326,7 @@ def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:
     assert again
     disk.unlink("log/reserve")
     log._space.is_low = True
-    disk.faults.append(Fault("write", errno.ENOSPC, "log/reserve"))  # another took the room meanwhile
+    disk.faults.append(Fault("write", errno.ENOSPC, "log/reserve"))  # the space was used meanwhile
     log.reclaim()
     assert log.space_low and not disk.exists("log/reserve")
     log.close()
@@ -329,8 +334,8 @@ def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:
     assert len(found.groups["g"].entries) == index and found.groups["g"].hard.term == 11
 
 
-def test_a_mark_does_not_use_what_is_laid_by() -> None:
-    """The reserve is for terms, votes and purges: an idle log on a full disk leaves it alone."""
+def test_a_mark_does_not_use_the_reserve() -> None:
+    """The reserve is for terms, votes and purges: an idle log on a full disk does not use it."""
     settings = LogSettings(segment_bytes=1 << 20, zero_step_bytes=1024, reserve_bytes=8192)
     disk = SimDisk(capacity_bytes=40_000)
     log, _ = open_log(disk, settings)

@@ -1,8 +1,8 @@
-"""Torn tails are cut, corruption is named and never cut.
+"""Torn tails are cut; corruption is reported and never cut.
 
-A shorter log than the one that was acknowledged lets a node elect a leader without committed entries
-(NATS JetStream 2025: one bad bit on one of five nodes lost half of the acknowledged writes), so every
-case here is a safety case.
+If a log becomes shorter than what the node acknowledged, the node can help to elect a leader that lacks
+committed entries (NATS JetStream 2025: one bad bit on one of five nodes lost half of the acknowledged
+writes). Every test of this module is therefore a safety test.
 """
 
 import random
@@ -25,7 +25,8 @@ PATH = "log/000000000001.log"
 
 
 def written(batches: list[list[LogOp]], settings: LogSettings = ONE) -> tuple[SimDisk, Log, list[int]]:
-    """A log with these batches, each synced; and the offset where each one begins in its segment."""
+    """A log with these batches, each of them synced, and the offset at which each batch begins in its
+    segment."""
     disk = SimDisk()
     log, _ = open_log(disk, settings)
     offsets = []
@@ -55,7 +56,8 @@ TWO_GROUPS: list[list[LogOp]] = [
 
 
 def test_tail_torn_at_every_byte_is_cut() -> None:
-    """However much of the last batch reached the disk, it is there as a whole or not at all."""
+    """However many bytes of the last batch reached the disk, the batch is recovered as a whole or not at
+    all."""
     disk, _, offsets = written(TWO_GROUPS[:2])
     content = disk.read(PATH)
     start = offsets[-1]
@@ -82,7 +84,7 @@ def test_tail_torn_at_every_byte_is_cut() -> None:
 
 
 def test_flip_in_the_unsynced_tail_is_cut() -> None:
-    """Nothing says that the last batch was durable, so any damage in it is a torn write."""
+    """Nothing proves that the last batch was durable, so any damage in it counts as a torn write."""
     disk, _, offsets = written(TWO_GROUPS[:3])
     end = len(disk.read(PATH).rstrip(b"\0"))
     for offset in range(offsets[-1], end):
@@ -95,9 +97,9 @@ def test_flip_in_the_unsynced_tail_is_cut() -> None:
         assert len(found.groups["h"].entries) in (2, 4) and len(found.groups["g"].entries) == 5
 
 
-def test_batches_that_were_cut_do_not_come_back_behind_the_next_one() -> None:
-    """A disk may write out of order: of two batches the second is whole, and both go. The next one is as long
-    as the first, so that what lies behind it would follow it as if it were written then."""
+def test_batches_that_were_cut_do_not_reappear_after_the_next_batch() -> None:
+    """A disk may write out of order: of two batches only the second is whole, and both are cut. The next
+    batch is as long as the first one, so that the second one would seem to follow it."""
     disk = SimDisk()
     log, _ = open_log(disk, ONE)
     log.write([append("g", 1)])
@@ -118,10 +120,11 @@ def test_batches_that_were_cut_do_not_come_back_behind_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("mark", [False, True])
-def test_flip_in_the_synced_part_names_what_is_lost(mark: bool) -> None:
-    """Each single bad bit: healed by the second head, or group and range named, nothing changed.
+def test_flip_in_the_synced_part_is_reported_with_the_lost_range(mark: bool) -> None:
+    """Every single bad bit is either healed by the second header, or the group and the range are reported;
+    nothing is changed.
 
-    With a mark behind it the last batch is protected as well as the others.
+    If a mark follows the last batch, this batch is protected like all others.
     """
     disk, log, offsets = written(TWO_GROUPS)
     if mark:
@@ -158,8 +161,9 @@ def test_flip_in_the_synced_part_names_what_is_lost(mark: bool) -> None:
     assert healed > 50 and named > 10
 
 
-def test_damage_is_told_again_until_it_is_repaired() -> None:
-    """Reopening does not forget it, writing for other groups goes on, and a new base ends it."""
+def test_damage_is_reported_again_until_it_is_repaired() -> None:
+    """Opening the log again reports the same damage, other groups can write, and a new base ends the
+    damage."""
     disk, _, offsets = written(TWO_GROUPS)
     flip_byte(disk, PATH, disk.read(PATH).index(b"x4"))
     for index in range(6, 9):
@@ -181,9 +185,9 @@ def test_damage_is_told_again_until_it_is_repaired() -> None:
     assert found.damaged == [] and found.groups["g"].hard == HardState(3, "b")
 
 
-def test_what_is_read_behind_damage_is_durable_after_the_start() -> None:
-    """A sync that failed leaves pages that pass for clean, and the next process reads them: it has to write
-    them again, also where a group that has nothing to do with them is damaged. Found by seed 68."""
+def test_batches_that_are_read_after_damage_are_durable_after_the_start() -> None:
+    """A failed sync leaves pages that the kernel considers clean, and the next process reads them: the log
+    has to write them again, even if an unrelated group is damaged. Found by seed 68."""
     disk, log, _ = written(TWO_GROUPS)
     log.mark_synced()
     log.write([append("h", 6, 3)])
@@ -199,9 +203,9 @@ def test_what_is_read_behind_damage_is_durable_after_the_start() -> None:
     assert set(damages(found)) == {"g"} and len(found.groups["h"].entries) == 8
 
 
-def test_of_a_group_without_entries_the_next_segment_tells_all() -> None:
-    """What is lost at the end of a segment was no entry of it. Found by seed 41: it was told to be damaged,
-    and no more once the segment was gone."""
+def test_a_group_without_entries_is_known_from_the_next_segment() -> None:
+    """What was lost at the end of a segment was no entry of this group. Found by seed 41: the group was
+    reported as damaged until the segment was deleted."""
     disk = SimDisk()
     log, _ = open_log(disk, TWO_KIB)
     log.write([append("g", 1, 2), append("h", 1)])
@@ -223,8 +227,8 @@ def wipe(disk: Disk, path: str, start: int, end: int) -> None:
         file.sync()
 
 
-def test_wiped_block_is_noticed_by_the_groups_that_had_something_in_it() -> None:
-    """Zeros in the middle are corruption. Later records clear the groups that lost nothing."""
+def test_wiped_block_is_reported_for_the_groups_with_records_in_it() -> None:
+    """Zeros in the middle are corruption. Later records prove which groups lost nothing."""
     disk, _, offsets = written([*TWO_GROUPS, [append("h", 6)], [append("k", 1)]])
     wipe(disk, PATH, offsets[1], offsets[2])
     _, found = open_log(disk, ONE)
@@ -235,22 +239,23 @@ def test_wiped_block_is_noticed_by_the_groups_that_had_something_in_it() -> None
     assert len(found.groups["h"].entries) == 6 and len(found.groups["k"].entries) == 1
 
 
-def test_what_is_lost_before_a_vote_has_no_end_that_is_known() -> None:
-    """The vote says that something is missing, and not how many entries."""
+def test_a_loss_before_a_vote_has_an_unknown_end() -> None:
+    """The vote proves that entries are missing, but not how many."""
     disk, _, offsets = written([[append("g", 1, 3)], [append("g", 4, 2)], [SetHard("g", HardState(7))]])
     wipe(disk, PATH, offsets[1], offsets[2])
     lost = damages(open_log(disk, ONE)[1])["g"]
     assert (lost.first, lost.last) == (4, 0) and "entries 4..?" in lost.text
 
 
-def test_a_base_in_place_of_lost_entries_leaves_the_vote_to_be_repaired() -> None:
+def test_a_base_that_replaces_lost_entries_does_not_repair_the_vote() -> None:
     group = GroupIndex("g", last=5, damages=[Damage(1, 64, "g", 3, 9, "lost")])
     group.rebase(Base(12, 2, Config()), keep_suffix=False)
     assert group.damages == [Damage(1, 64, "g", 0, 0, "lost", "hard")] and group.last == 12
 
 
-def test_wiped_block_leaves_groups_suspect_that_say_nothing_later() -> None:
-    """Who might have lost something and cannot be cleared is damaged: never guess in favour of a vote."""
+def test_wiped_block_leaves_groups_suspect_that_write_nothing_later() -> None:
+    """A group that may have lost entries, and for which no record proves the contrary, is damaged: a node
+    never votes on a guess."""
     disk, _, offsets = written(TWO_GROUPS[:3])
     wipe(disk, PATH, offsets[1], offsets[2])
     for _ in range(2):
@@ -260,8 +265,9 @@ def test_wiped_block_leaves_groups_suspect_that_say_nothing_later() -> None:
         log.close()
 
 
-def test_lost_forget_and_lost_birth() -> None:
-    """A group that was forgotten, or born, in a wiped place is neither mixed up nor taken for whole."""
+def test_lost_forget_and_lost_creation() -> None:
+    """A group that was forgotten or created in a wiped block is neither confused with its predecessor nor
+    considered intact."""
     first: list[LogOp] = [append("g", 1, 9), SetHard("g", HardState(7, "x")), append("h", 1)]
     disk, _, offsets = written(
         [first, [Forget("g"), append("h", 2)], [append("g", 1, 2, 1, "new"), append("h", 3)]]
@@ -279,9 +285,9 @@ def test_lost_forget_and_lost_birth() -> None:
     assert set(damages(found)) == {"", "g"} and found.groups["g"].entries == []
 
 
-def test_what_a_removal_wants_to_be_remembered_is_bad() -> None:
-    """Its head tells how long the log was, and the term: for whom the node voted in it, nobody knows, so it
-    votes in none up to that."""
+def test_a_bad_record_of_a_removal_prevents_votes_up_to_its_term() -> None:
+    """The header contains the length and the term of the log. Nobody knows for whom the node voted in that
+    term, so the node does not vote in any term up to it."""
     forget: list[LogOp] = [Forget("g", HardState(7, "x", (5, 9))), Forget("h")]
     disk, _, offsets = written([[append("g", 1, 9), append("h", 1)], forget, [append("k", 1)]])
     content = disk.read(PATH)
@@ -294,7 +300,7 @@ def test_what_a_removal_wants_to_be_remembered_is_bad() -> None:
 
 
 def long_log() -> tuple[SimDisk, Log]:
-    """`idle` writes in the first segment only, `busy` in all, and both have a hard state."""
+    """A log in which `idle` writes to the first segment only and `busy` to all; both have a hard state."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("idle", 1, 5), SetHard("idle", HardState(3, "a"))])
@@ -307,8 +313,9 @@ def long_log() -> tuple[SimDisk, Log]:
     return disk, log
 
 
-def test_missing_middle_segment_names_who_lost_what() -> None:
-    """The next segment starts with every group's state, so the loss has a range and idle groups none."""
+def test_missing_middle_segment_is_reported_with_groups_and_ranges() -> None:
+    """The next segment starts with the state of every group: the lost range is known, and idle groups lost
+    nothing."""
     disk, log = long_log()
     disk.unlink("log/000000000003.log")
     _, found = open_log(disk)
@@ -322,8 +329,9 @@ def test_missing_middle_segment_names_who_lost_what() -> None:
     del log
 
 
-def test_missing_first_segment() -> None:
-    """Bases and hard states are known from the second; the entries that lived in the first are named."""
+def test_missing_first_segment_is_reported_with_its_entries() -> None:
+    """Bases and hard states are known from the second segment; the entries of the first one are reported as
+    lost."""
     disk, _ = long_log()
     disk.unlink("log/000000000001.log")
     _, found = open_log(disk)
@@ -335,7 +343,7 @@ def test_missing_first_segment() -> None:
 
 
 def test_missing_newest_segment_makes_every_group_suspect() -> None:
-    """Nothing behind it tells what was in it; that it was there is known."""
+    """No later segment shows what it contained; that it existed is known."""
     disk, log = long_log()
     newest = log.segments[-1]
     disk.unlink(f"log/{newest:012d}.log")
@@ -348,7 +356,7 @@ def test_missing_newest_segment_makes_every_group_suspect() -> None:
 
 
 def test_bad_bytes_in_an_old_segment_are_never_a_torn_tail() -> None:
-    """The end of a segment that is not the newest was durable, whatever its blocks say."""
+    """A segment that is not the newest was durable up to its end, whatever its blocks contain."""
     disk, log = long_log()
     path = "log/000000000002.log"
     end = disk.stat(path).size
@@ -364,7 +372,7 @@ def test_bad_bytes_in_an_old_segment_are_never_a_torn_tail() -> None:
 
 
 def test_truncated_old_segment_is_noticed() -> None:
-    """A file that lost its end has no bad byte at all; the next segment's start still tells."""
+    """A file that lost its end contains no bad byte; the start of the next segment proves the loss."""
     disk, log = long_log()
     path = "log/000000000002.log"
     with disk.open(path) as file:
@@ -374,8 +382,8 @@ def test_truncated_old_segment_is_noticed() -> None:
     del log
 
 
-def test_lost_start_costs_nothing_when_the_rest_is_there() -> None:
-    """A start repeats what is known; without it nobody is suspect."""
+def test_lost_start_loses_nothing_if_the_rest_is_intact() -> None:
+    """A start only repeats what is known; without it no group is suspect."""
     disk, _ = long_log()
     path = "log/000000000003.log"
     first = min(int(x["offset"]) for x in dump(disk, "log") if x["segment"] == 3 and x["kind"] == "append")
@@ -384,8 +392,8 @@ def test_lost_start_costs_nothing_when_the_rest_is_there() -> None:
     assert found.damaged == [] and len(found.groups["busy"].entries) == 80
 
 
-def test_lying_length_allocates_nothing() -> None:
-    """A length is believed only under its checksum: 4 GiB in a head is just a bad head."""
+def test_wrong_length_allocates_nothing() -> None:
+    """A length is used only if its checksum is correct: a header that claims 4 GiB is just a bad header."""
     disk, _, offsets = written(TWO_GROUPS)
     with disk.open(PATH) as file:
         file.pwrite(offsets[1] + 40, b"\xff" * 8)
@@ -395,7 +403,7 @@ def test_lying_length_allocates_nothing() -> None:
 
 
 def test_block_copied_to_another_place_is_not_valid_there() -> None:
-    """A misdirected write of a well-formed block is corruption at the target, never a record."""
+    """A misdirected write of a well-formed block is corruption at its target, and never a record."""
     disk, _, offsets = written([[append("g", n)] for n in range(1, 6)])
     size = offsets[2] - offsets[1]
     with disk.open(PATH) as file:
@@ -406,7 +414,7 @@ def test_block_copied_to_another_place_is_not_valid_there() -> None:
 
 
 def test_check_changes_nothing() -> None:
-    """The offline check sees what opening would see and leaves every byte and name."""
+    """The offline check reports what opening would report, and leaves every byte and name unchanged."""
     disk, _, offsets = written(TWO_GROUPS)
     flip_byte(disk, PATH, len(disk.read(PATH).rstrip(b"\0")) - 70)
     before = {name: disk.read(f"log/{name}") for name in disk.listdir("log")}
@@ -416,8 +424,8 @@ def test_check_changes_nothing() -> None:
     assert before == {name: disk.read(f"log/{name}") for name in disk.listdir("log")}
 
 
-def test_small_settings_do_not_matter() -> None:
-    """The two settings of these tests read each other's files."""
+def test_logs_are_readable_with_other_settings() -> None:
+    """Logs that were written with either of the two settings of this module can be read with the other."""
     disk, log, _ = written(TWO_GROUPS)
     log.close()
     _, found = open_log(disk, SMALL)
@@ -426,10 +434,10 @@ def test_small_settings_do_not_matter() -> None:
 
 @pytest.mark.parametrize("seed", range(120))
 def test_any_damage_is_noticed(seed: int) -> None:
-    """Whatever is wiped, flipped, cut or removed: a group that is not named is exactly as written.
+    """Whatever is wiped, flipped, cut or removed: a group that is not reported is exactly as written.
 
-    The one thing this log cannot know is a last batch that nothing calls synced, so the workload ends
-    with a close, which records it.
+    The log cannot detect the loss of a last batch that nothing records as synced, so the workload ends with a
+    close, which records it.
     """
     rng = random.Random(seed)
     workload = Batches(random.Random(seed), [f"n.{n}" for n in range(rng.randint(2, 8))])
@@ -442,7 +450,7 @@ def test_any_damage_is_noticed(seed: int) -> None:
             log.reclaim()
     log.close()
     for _ in range(rng.randint(1, 3)):
-        hurt(disk, rng)
+        damage_somewhere(disk, rng)
     for _ in range(3):
         log, found = open_log(disk)
         named = {damage.group for damage in found.damaged}
@@ -455,8 +463,8 @@ def test_any_damage_is_noticed(seed: int) -> None:
         log.close()
 
 
-def hurt(disk: SimDisk, rng: random.Random) -> None:
-    """One injury somewhere in the log, not in bytes that hold nothing."""
+def damage_somewhere(disk: SimDisk, rng: random.Random) -> None:
+    """Damage one place in the log that contains data."""
     name = rng.choice([n for n in disk.listdir("log") if n.endswith(".log")])
     path = f"log/{name}"
     end = len(disk.read(path).rstrip(b"\0"))

@@ -1,4 +1,4 @@
-"""The disk contract, on both disks, and what only one of them can do."""
+"""Both disks fulfil the disk contract; further tests cover what only one of them can do."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ from nodeagent.testing.volume import Fault, PowerCut
 
 
 def test_file_reads_what_was_written_at_any_offset(disk: Disk) -> None:
-    """Offsets are explicit, gaps read as zeros, reads stop at the end."""
+    """Offsets are explicit, gaps read as zeros, and reads stop at the end."""
     with disk.create("f") as file:
         file.pwrite(4, b"abc")
         file.pwritev(7, [b"d", bytearray(b"ef"), memoryview(b"g")])
@@ -31,7 +31,7 @@ def test_file_reads_what_was_written_at_any_offset(disk: Disk) -> None:
 
 
 def test_errors_are_those_of_the_system(disk: Disk) -> None:
-    """Missing, existing and escaping paths are refused in the usual way."""
+    """Missing, existing and escaping paths raise the usual errors."""
     disk.mkdirs("d/e")
     disk.write_atomic("d/f", b"1")
     with pytest.raises(FileNotFoundError):
@@ -48,7 +48,7 @@ def test_errors_are_those_of_the_system(disk: Disk) -> None:
 
 
 def test_a_read_that_fails_names_the_file(tmp_path: Path) -> None:
-    """The system does not, once a file is open."""
+    """The system's error does not name it if the file is open."""
     disk = RealDisk(tmp_path)
     (tmp_path / "bad").symlink_to("/proc/self/mem")
     (tmp_path / "log").mkdir()
@@ -59,14 +59,14 @@ def test_a_read_that_fails_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere_is_looked_at_itself(tmp_path: Path) -> None:
-    """A name of somebody else's in the directory must not end a check of it."""
+    """A foreign name in the directory must not abort a check of the directory."""
     (tmp_path / "link").symlink_to("nothing")
     found = RealDisk(tmp_path).stat("link")
     assert found.size == len("nothing") and not found.is_dir
 
 
 def test_names(disk: Disk) -> None:
-    """Rename replaces, a link is the same file, rmtree takes all, listings are sorted."""
+    """Rename replaces, a link is the same file, rmtree removes everything, listings are sorted."""
     disk.mkdirs("d/e")
     disk.mkdirs("d/e")
     disk.write_atomic("d/b", b"one")
@@ -88,7 +88,7 @@ def test_names(disk: Disk) -> None:
 
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
-    """The lock names its holder, and ends with the process that held it."""
+    """The error names the process that holds the lock; the lock ends with that process."""
     disk = RealDisk(tmp_path)
     script = (
         "import sys\nfrom nodeagent.model.errors import Refused\n"
@@ -110,7 +110,8 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
 
 
 def test_crash_keeps_the_synced_and_plays_dice_with_the_rest() -> None:
-    """Synced bytes and names survive every crash; unsynced ones survive some and are torn in some."""
+    """Synced bytes and names survive every crash; unsynced ones survive some crashes and are torn in
+    others."""
     outcomes = set()
     for seed in range(60):
         disk = SimDisk()
@@ -131,7 +132,7 @@ def test_crash_keeps_the_synced_and_plays_dice_with_the_rest() -> None:
 
 
 def test_rename_is_whole_or_not_at_all() -> None:
-    """After a crash a renamed file has exactly one of its two names, also across directories."""
+    """After a crash a renamed file has exactly one of its two names, even across directories."""
     seen = set()
     for seed in range(30):
         disk = SimDisk()
@@ -147,7 +148,7 @@ def test_rename_is_whole_or_not_at_all() -> None:
 
 
 def test_failed_sync_lies_afterwards() -> None:
-    """After EIO the next sync succeeds and the bytes are not durable all the same."""
+    """After EIO the next sync succeeds although the bytes are not durable."""
     disk = SimDisk()
     disk.mkdirs("d")
     with disk.create("d/f") as file:
@@ -163,7 +164,7 @@ def test_failed_sync_lies_afterwards() -> None:
 
 
 def test_full_disk_and_power_cut() -> None:
-    """ENOSPC leaves a part; a power cut stops everything until the crash is played."""
+    """ENOSPC leaves a partial write; after a power cut every operation fails until the crash is simulated."""
     disk = SimDisk(capacity_bytes=10)
     with disk.create("f") as file:
         with pytest.raises(OSError) as error:
@@ -180,7 +181,8 @@ def test_full_disk_and_power_cut() -> None:
 
 
 def test_what_is_free_is_what_no_named_file_holds() -> None:
-    """Whatever is written, cut, linked, renamed, removed and lost: counted as it changes, and as a whole."""
+    """After every write, truncation, link, rename, removal and crash, the running count equals the total over
+    all files."""
     rng = random.Random(7)
     disk = SimDisk(capacity_bytes=1 << 20)
     names = ["a", "b", "d/a", "d/b", "d/c"]

@@ -1,4 +1,5 @@
-"""`node.id` and `log/log.id` name one another: identity is never made up, and no part is lost in silence."""
+"""`node.id` and `log/log.id` name one another: an identity is never invented, and no part is lost
+silently."""
 
 import contextlib
 import random
@@ -32,7 +33,7 @@ SEGMENT = f"{LOG_DIR}/000000000001.log"
 
 
 def start(disk: Disk, node: str = "node1", vote: int = 0) -> NodeFile:
-    """As the agent does it."""
+    """Start as the agent does."""
     known = known_identity(disk, node, "data/groups")
     log, _ = Log.open(disk, LOG_DIR, SETTINGS)
     found = count_start(disk, node, known, lambda: secrets.token_hex(8))
@@ -58,8 +59,9 @@ def put(disk: Disk, files: dict[str, bytes]) -> None:
         disk.write_atomic(path, data)
 
 
-def test_incarnation_is_made_once_and_every_start_is_counted() -> None:
-    """The same after a restart, with a start of its own; another in another directory."""
+def test_incarnation_is_created_once_and_every_start_is_counted() -> None:
+    """The incarnation stays the same after a restart, which has its own start number; another directory has
+    another one."""
     disk = SimDisk()
     first, second = start(disk), start(disk)
     assert (first.incarnation, first.log) == (second.incarnation, second.log)
@@ -75,8 +77,8 @@ def test_directory_of_another_node_is_refused() -> None:
         start(disk, "node2")
 
 
-def test_identity_is_never_made_beside_data() -> None:
-    """Lost identity with data is damage, not a first start."""
+def test_identity_is_never_created_beside_data() -> None:
+    """A lost identity beside data is damage, not a first start."""
     for path in ("log/000000000001.log", "data/groups/a.1/checkpoint"):
         disk = SimDisk()
         put(disk, {path: b"x"})
@@ -84,15 +86,15 @@ def test_identity_is_never_made_beside_data() -> None:
             start(disk)
 
 
-def test_a_directory_of_no_more_use_stays_so() -> None:
-    """However often it is started: its peers need not be there to say it again."""
+def test_a_damaged_directory_stays_damaged() -> None:
+    """It stays damaged over any number of starts; its peers need not be reachable to report it again."""
     disk = SimDisk()
     mark_damaged(disk, start(disk), "an older copy")
     assert [start(disk).damaged for _ in range(3)] == ["an older copy"] * 3
 
 
-def test_every_bit_that_turns_over_is_damage() -> None:
-    """Also where what is left is no UTF-8, or no JSON, or another name of a field."""
+def test_every_flipped_bit_is_damage() -> None:
+    """This includes bytes that are no longer UTF-8 or JSON, and a changed field name."""
     for path in (ID_FILE, LOG_ID_FILE):
         disk = SimDisk()
         found = start(disk)
@@ -108,7 +110,7 @@ def test_every_bit_that_turns_over_is_damage() -> None:
 
 
 def test_changed_identity_file_is_damage() -> None:
-    """Any other byte is noticed, in each of the two files."""
+    """Any other byte is detected, in each of the two files."""
     for path in (ID_FILE, LOG_ID_FILE):
         disk = SimDisk()
         found = start(disk)
@@ -153,7 +155,7 @@ def swap_id(disk: SimDisk, other: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("damage", [lose_log, empty_log, lose_segments, lose_name])
 def test_a_lost_log_stops_the_start(damage: Callable[[SimDisk, dict[str, bytes]], None]) -> None:
-    """With the place and the next command; nothing is made, changed or deleted."""
+    """The error contains the place and the next command; nothing is created, changed or deleted."""
     disk = SimDisk()
     start(disk, vote=5)
     damage(disk, {})
@@ -165,10 +167,11 @@ def test_a_lost_log_stops_the_start(damage: Callable[[SimDisk, dict[str, bytes]]
 
 
 @pytest.mark.parametrize("damage", [swap_log, swap_id])
-def test_the_log_or_name_of_another_directory_or_time_stops_the_start(
+def test_the_log_or_identity_of_another_directory_or_time_stops_the_start(
     damage: Callable[[SimDisk, dict[str, bytes]], None],
 ) -> None:
-    """Another node's, another incarnation's, and an older copy of its own."""
+    """This covers the log of another node, of another incarnation, and an older copy of the node's own
+    log."""
     for name in ("node2", "node1"):
         foreign = SimDisk()
         start(foreign, name)
@@ -187,8 +190,8 @@ def test_the_log_or_name_of_another_directory_or_time_stops_the_start(
         start(disk)
 
 
-def test_the_log_of_the_start_before_stops_the_start() -> None:
-    """It is older by one start only, and may lack what was promised in the last."""
+def test_the_log_of_the_previous_start_stops_the_start() -> None:
+    """It is older by one start only, and may lack what the node promised in its last start."""
     disk = SimDisk()
     start(disk)
     older = content(disk)
@@ -199,7 +202,7 @@ def test_the_log_of_the_start_before_stops_the_start() -> None:
 
 
 def test_the_log_of_a_copy_of_the_directory_stops_the_start() -> None:
-    """Two copies of a directory of the first release have one incarnation, and each a log of its own."""
+    """Two copies of a directory of the first release have one incarnation, but each has its own log."""
     check = xxhash.xxh3_64_hexdigest(b"node1\0abc")
     copies = []
     for _ in range(2):
@@ -214,8 +217,9 @@ def test_the_log_of_a_copy_of_the_directory_stops_the_start() -> None:
         start(copies[0])
 
 
-def test_power_cut_at_any_call_of_a_start_leaves_a_directory_that_starts() -> None:
-    """The first start and a later one: what is half made is made; the incarnation stays once it is known."""
+def test_a_directory_starts_after_a_power_cut_at_any_call_of_a_start() -> None:
+    """This covers the first start and a later one: a partial creation is completed, and an incarnation that
+    was recorded does not change."""
     for earlier in (0, 1):
         for call in range(1, 200):
             disk = SimDisk()
@@ -232,8 +236,8 @@ def test_power_cut_at_any_call_of_a_start_leaves_a_directory_that_starts() -> No
         assert call > 5, "no call was cut"
 
 
-def test_a_directory_of_the_first_release_is_adopted_with_its_log_only() -> None:
-    """It names no log: one that is there becomes its log; without one it is refused."""
+def test_a_directory_of_the_first_release_is_adopted_only_with_its_log() -> None:
+    """`node.id` names no log: an existing log becomes its log; without a log the start is refused."""
     disk = SimDisk()
     log, _ = Log.open(disk, LOG_DIR, SETTINGS)
     log.close()
@@ -250,8 +254,8 @@ def test_a_directory_of_the_first_release_is_adopted_with_its_log_only() -> None
     assert start(disk).log == adopted.log
 
 
-def test_a_dump_takes_no_segment_for_the_newest_when_a_later_one_is_named() -> None:
-    """A bad end of the last segment that is there was durable, so it is unreadable and not torn."""
+def test_a_dump_considers_no_segment_the_newest_if_a_later_one_is_named() -> None:
+    """The last existing segment was durable up to its end, so a bad end is unreadable and not torn."""
     disk = SimDisk()
     log, _ = Log.open(disk, LOG_DIR, SETTINGS)
     log.write([SetHard("meta", HardState(1))])
@@ -261,7 +265,7 @@ def test_a_dump_takes_no_segment_for_the_newest_when_a_later_one_is_named() -> N
     log.close()
     disk.write_atomic(f"{LOG_DIR}/{NEWEST}", newest_content(1, 0))
     for offset in range(end - 8, end - 120, -8):
-        disk.flip(SEGMENT, offset)  # both heads of the last block
+        disk.flip(SEGMENT, offset)  # both headers of the last block
     kinds = [line["kind"] for line in dump(disk, LOG_DIR) if not line["valid"]]
     assert kinds == ["torn"]
     disk.write_atomic(f"{LOG_DIR}/{NEWEST}", newest_content(2, 0))

@@ -1,4 +1,4 @@
-"""What is written comes back: the same suite on files and in memory."""
+"""A log returns what was written to it: the same tests run on files and in memory."""
 
 import random
 
@@ -21,13 +21,13 @@ def reopened(disk: Disk, settings: LogSettings = SMALL) -> State:
 
 
 def test_empty_log(disk: Disk) -> None:
-    """A new directory holds no group, and opening it twice changes nothing."""
+    """A new directory contains no group, and opening it twice changes nothing."""
     for _ in range(3):
         assert reopened(disk) == {}
 
 
 def test_entries_hard_state_and_config_come_back(disk: Disk) -> None:
-    """A new group needs no base first; every field survives."""
+    """A new group needs no base first; every field is recovered."""
     log, _ = open_log(disk)
     log.write([append("g.1", 1, 3), SetHard("g.1", HardState(4, "node1")), SetHard("meta", HardState(9))])
     log.write([Rebase("h.2", base(70, 6), False), append("h.2", 71, 2, 6)])
@@ -53,7 +53,7 @@ def test_statistics_count_batches_and_syncs(disk: Disk) -> None:
 
 
 def test_append_replaces_the_suffix(disk: Disk) -> None:
-    """An append at or below the last index cuts the rest, across segments too."""
+    """An append at or below the last index cuts the entries from there on, even across segments."""
     log, _ = open_log(disk)
     for first in range(1, 101, 5):
         log.write([append("g", first, 5, 1, "z" * 40)])
@@ -65,7 +65,7 @@ def test_append_replaces_the_suffix(disk: Disk) -> None:
 
 
 def test_rebase_keeps_or_drops_the_suffix(disk: Disk) -> None:
-    """A purge keeps what follows the base, an installed snapshot does not."""
+    """A purge keeps what follows the base; an installed snapshot does not."""
     log, _ = open_log(disk)
     log.write([append("g", 1, 10), append("h", 1, 10)])
     log.write([Rebase("g", base(4), True), Rebase("h", base(4), False)])
@@ -75,8 +75,8 @@ def test_rebase_keeps_or_drops_the_suffix(disk: Disk) -> None:
     assert groups["h"].entries == []
 
 
-def test_forgotten_group_is_gone_and_may_come_back(disk: Disk) -> None:
-    """Nothing of the earlier replica shows through a new one of the same name."""
+def test_forgotten_group_is_deleted_and_may_be_created_again(disk: Disk) -> None:
+    """No state of the earlier replica remains in a new replica of the same name."""
     log, _ = open_log(disk)
     log.write([append("g", 1, 10), SetHard("g", HardState(8, "x")), append("h", 1)])
     log.write([Forget("g")])
@@ -92,7 +92,7 @@ def test_forgotten_group_is_gone_and_may_come_back(disk: Disk) -> None:
     assert groups["h"].entries == append("h", 1, 1, 1, "again").entries
 
 
-def test_what_is_remembered_of_a_group_stays_until_it_comes_back_or_is_gone_for_good(disk: Disk) -> None:
+def test_the_held_state_of_a_group_stays_until_the_group_returns_or_is_deleted(disk: Disk) -> None:
     log, _ = open_log(disk)
     left = {name: HardState(7, "b", (6, index)) for index, name in enumerate(("g", "h", "k"), 3)}
     log.write([append(name, 1) for name in left])
@@ -109,7 +109,7 @@ def test_what_is_remembered_of_a_group_stays_until_it_comes_back_or_is_gone_for_
 
 
 def test_many_segments_are_read_in_numeric_order(disk: Disk) -> None:
-    """More than ten segments, so that a sort by text of plain numbers would go wrong."""
+    """There are more than ten segments, so that sorting plain numbers as text would fail."""
     log, _ = open_log(disk)
     for index in range(1, 301):
         log.write([append("g", index, 1, 1, "z" * 100)])
@@ -120,7 +120,7 @@ def test_many_segments_are_read_in_numeric_order(disk: Disk) -> None:
 
 
 def test_batch_larger_than_a_segment(disk: Disk) -> None:
-    """It gets a segment of its own size, and the next batch the next segment."""
+    """The batch gets a segment of its own size, and the next batch goes to the next segment."""
     log, _ = open_log(disk)
     log.write([append("g", 1)])
     log.write([append("g", 2, 1, 1, "L" * 10_000)])
@@ -131,8 +131,8 @@ def test_batch_larger_than_a_segment(disk: Disk) -> None:
     assert [len(e.data) for e in reopened(disk)["g"].entries] == [2, 10_001, 2]
 
 
-def test_reopening_goes_on_in_the_same_segment(disk: Disk) -> None:
-    """Restarts alone do not use up segments."""
+def test_reopening_continues_in_the_same_segment(disk: Disk) -> None:
+    """Restarts alone do not consume segments."""
     for index in range(1, 6):
         log, found = open_log(disk)
         assert sum(len(group.entries) for group in found.groups.values()) == index - 1
@@ -142,7 +142,7 @@ def test_reopening_goes_on_in_the_same_segment(disk: Disk) -> None:
 
 
 def test_misuse_is_a_broken_invariant(disk: Disk) -> None:
-    """A gap, or entries at or below the base, are bugs of the caller."""
+    """A gap, and entries at or below the base, are bugs of the caller."""
     log, _ = open_log(disk)
     log.write([Rebase("g", base(10), False)])
     for first in (10, 12):
@@ -152,7 +152,7 @@ def test_misuse_is_a_broken_invariant(disk: Disk) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_batches_match_a_dict(disk: Disk, seed: int) -> None:
-    """Any sequence of batches, reopenings and reclaims recovers what a dict would hold."""
+    """Any sequence of batches, reopenings and reclaims recovers what a dict would contain."""
     workload = Batches(random.Random(seed), GROUPS)
     rng = random.Random(seed)
     log, _ = open_log(disk)
@@ -174,15 +174,15 @@ def test_random_batches_match_a_dict(disk: Disk, seed: int) -> None:
     }
 
 
-def test_twin_itself() -> None:
-    """The dict model is right on a case worked out by hand."""
+def test_the_dict_model_is_correct() -> None:
+    """The dict model agrees with a case that was computed manually."""
     state: State = {}
     follow(state, [append("g", 1, 5), append("g", 4, 1, 2, "n"), Rebase("g", base(2), True)])
     assert state["g"].entries == [entry(1, "x3"), entry(2, "n4")]
 
 
-def test_dump_tells_every_operation(disk: Disk) -> None:
-    """One line per operation with its place, in order."""
+def test_dump_shows_every_operation(disk: Disk) -> None:
+    """The dump contains one line per operation with its place, in order."""
     log, _ = open_log(disk)
     log.write([append("g", 1, 3, 2), SetHard("g", HardState(2, "a"))])
     log.write([Rebase("g", base(3), True), Forget("h")])

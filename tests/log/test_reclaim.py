@@ -1,4 +1,4 @@
-"""Old segments go when no group needs them (L5), and not before."""
+"""A segment is deleted if no group needs it (L5), and not before."""
 
 import errno
 import random
@@ -30,16 +30,16 @@ def busy(log: Log, first: int, last: int) -> None:
     log.sync()
 
 
-def test_nothing_goes_while_it_is_needed(disk: Disk) -> None:
-    """Without a purge every segment is full of live entries."""
+def test_no_segment_is_deleted_while_it_is_needed(disk: Disk) -> None:
+    """Without a purge, every segment is full of live entries."""
     log, _ = open_log(disk)
     busy(log, 1, 60)
     before = log.segments
     assert log.reclaim() == 0 and log.segments == before and log.holders() == ["busy"]
 
 
-def test_purged_segments_go_and_the_suffix_stays(disk: Disk) -> None:
-    """After a purge exactly the segments before the oldest live entry are deleted."""
+def test_purged_segments_are_deleted_and_the_suffix_stays(disk: Disk) -> None:
+    """After a purge, exactly the segments before the oldest live entry are deleted."""
     log, _ = open_log(disk)
     log.write([SetHard("busy", HardState(5, "a"))])
     busy(log, 1, 60)
@@ -56,7 +56,7 @@ def test_purged_segments_go_and_the_suffix_stays(disk: Disk) -> None:
 
 
 def test_idle_group_is_copied_forward(disk: Disk) -> None:
-    """A few live entries do not hold back the log; base, hard state and entries all survive."""
+    """A few live entries do not prevent reclaiming; base, hard state and entries are all kept."""
     log, _ = open_log(disk)
     log.write(
         [Rebase("idle", base(7, 2), False), SetHard("idle", HardState(3, "b")), append("idle", 8, 4, 2)]
@@ -84,8 +84,8 @@ def test_idle_group_is_copied_forward(disk: Disk) -> None:
 
 
 def test_large_live_group_holds_its_own_segment_only(disk: Disk) -> None:
-    """More live bytes than may be copied: that segment stays, `holders` names the group to purge, and every
-    later one goes as if it were not there."""
+    """The group has more live bytes than may be copied: its segment stays, `holders` names the group to
+    purge, and later segments are deleted as usual."""
     settings = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=50)
     log, _ = open_log(disk, settings)
     log.write([append("slow", 1, 3, 1, "s" * 100)])
@@ -101,9 +101,9 @@ def test_large_live_group_holds_its_own_segment_only(disk: Disk) -> None:
     assert log.reclaim() > 0 and 1 not in log.segments
 
 
-def test_overwritten_entries_do_not_come_back_with_an_older_segment(disk: Disk) -> None:
-    """A deleted segment replaced entries that a segment before it still holds. Their copy rots later: the
-    replaced ones must not be taken for them, they are lost."""
+def test_overwritten_entries_do_not_return_with_an_older_segment(disk: Disk) -> None:
+    """A deleted segment replaced entries that an older segment still contains. If the copies of the new
+    entries are damaged later, these entries are lost; the replaced entries must not be used instead."""
     settings = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=300)
     log, _ = open_log(disk, settings)
     log.write([append("slow", 1, 5, 1, "s" * 100), append("g", 1, 6, 1, "old")])
@@ -127,8 +127,9 @@ def test_overwritten_entries_do_not_come_back_with_an_older_segment(disk: Disk) 
     assert found.groups["g"].entries == append("g", 1, 2, 1, "old").entries
 
 
-def test_lost_segment_behind_a_deleted_one_is_noticed() -> None:
-    """A gap that the log made itself says nothing; one that took live entries names them."""
+def test_lost_segment_after_a_deleted_one_is_reported() -> None:
+    """A gap that the log created itself is not reported; a gap that removed live entries is reported with
+    them."""
     disk = SimDisk()
     settings = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=50)
     log, _ = open_log(disk, settings)
@@ -151,9 +152,9 @@ def test_lost_segment_behind_a_deleted_one_is_noticed() -> None:
 
 @pytest.mark.parametrize("op", [SetHard("g", HardState(3, "b")), Rebase("g", base(1), True)])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_operations_lost_at_the_end_of_a_segment_are_told(op: SetHard | Rebase, zeros: bool) -> None:
-    """The next segment is there, so nothing was deleted between the two: that its start tells what came of
-    the operations does not make them a gap that the log made itself."""
+def test_operations_lost_at_the_end_of_a_segment_are_reported(op: SetHard | Rebase, zeros: bool) -> None:
+    """The next segment exists, so no segment was deleted between the two: although its start contains the
+    result of the operations, their loss is not a gap that the log created itself."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("g", 1, 2)])
@@ -177,8 +178,9 @@ def test_operations_lost_at_the_end_of_a_segment_are_told(op: SetHard | Rebase, 
     assert report.groups["busy"] == (1, 3)
 
 
-def test_rotten_entry_holds_its_own_segment_only() -> None:
-    """Damage that a start found keeps the segment it is in as evidence, and no other; it is told again."""
+def test_damaged_entry_holds_its_own_segment_only() -> None:
+    """A segment with damage that a start found is kept for analysis, and no other segment is; the damage is
+    reported again."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("idle", 1, 2)])
@@ -201,22 +203,22 @@ def test_rotten_entry_holds_its_own_segment_only() -> None:
 
 @pytest.mark.parametrize(("first", "count"), [(5, 4), (6, 3), (5, 2), (6, 1), (7, 2)])
 def test_a_copy_leaves_no_extent_without_entries(first: int, count: int) -> None:
-    """It would keep its segment for ever."""
+    """Such an extent would keep its segment indefinitely."""
     group = GroupIndex("g", last=10, extents=[Extent(5, 8, 2, 40), Extent(9, 10, 3, 20)])
     group.copy(first, count, 4, 10, None)
     assert all(e.first <= e.last for e in group.extents)
     assert [n for e in group.extents for n in range(e.first, e.last + 1)] == list(range(5, 11))
 
 
-def test_entries_that_are_not_where_the_start_of_a_segment_says_are_told() -> None:
-    """Also where only their middle is there."""
+def test_entries_missing_from_their_place_in_the_start_of_a_segment_are_reported() -> None:
+    """This includes entries of which only the middle is present."""
     group = GroupIndex("g", last=10, extents=[Extent(5, 8, 2, 40), Extent(9, 10, 3, 20)])
     assert group.keep_places([(3, 10, 2)]) == [(3, 4, 2), (9, 10, 2)]
     assert [(e.first, e.last, e.segment) for e in group.extents] == [(5, 8, 2)]
 
 
 def test_a_segment_that_became_short_is_not_copied_in_part_and_holds_no_other() -> None:
-    """Its end is gone while the log is open: what is left of it stays where it is."""
+    """The segment loses its end while the log is open: what remains of it stays where it is."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("idle", 1, 1)])
@@ -239,9 +241,9 @@ def test_a_segment_that_became_short_is_not_copied_in_part_and_holds_no_other() 
     assert 1 in log.segments and later not in log.segments
 
 
-def test_log_of_the_version_before_makes_no_gap_that_looks_like_a_loss() -> None:
-    """Its starts do not tell where entries are, so nothing could tell a deleted segment from a lost one
-    before such a start: these go last first, from the first start on that does tell."""
+def test_log_of_the_previous_version_makes_no_gap_that_looks_like_a_loss() -> None:
+    """Its starts do not list where entries are, so before such a start a deleted segment looks like a lost
+    one. These segments are deleted in reverse order, beginning at the first start that has the list."""
     disk = SimDisk()
     settings = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=50)
     log, _ = open_log(disk, settings)
@@ -267,7 +269,8 @@ def test_log_of_the_version_before_makes_no_gap_that_looks_like_a_loss() -> None
 
 
 def test_segment_before_an_unreadable_start_stays() -> None:
-    """What a lost start told is known from the segment before it, as long as that is there."""
+    """The content of an unreadable start is known from the segment before it, as long as that segment
+    exists."""
     disk = SimDisk()
     log, _ = open_log(disk)
     busy(log, 1, 60)
@@ -285,7 +288,7 @@ def test_segment_before_an_unreadable_start_stays() -> None:
 
 
 def test_copy_between_older_and_newer_entries(disk: Disk) -> None:
-    """A group with a few entries in the oldest segment and more later keeps them all in order."""
+    """A group with a few entries in the oldest segment and more in later ones keeps all of them in order."""
     log, _ = open_log(disk)
     log.write([append("g", 1, 6)])
     busy(log, 1, 20)
@@ -300,8 +303,8 @@ def test_copy_between_older_and_newer_entries(disk: Disk) -> None:
     assert found.groups["g"].entries == [*append("g", 3, 2).entries, *append("g", 5, 4, 2, "n").entries]
 
 
-def test_rebase_is_durable_before_the_old_segment_goes() -> None:
-    """A crash right after the deletion finds the base that made it allowed."""
+def test_rebase_is_durable_before_the_old_segment_is_deleted() -> None:
+    """A crash right after the deletion recovers the base that allowed the deletion."""
     for seed in range(20):
         disk = SimDisk()
         log, _ = open_log(disk)
@@ -314,7 +317,7 @@ def test_rebase_is_durable_before_the_old_segment_goes() -> None:
 
 
 def test_unreadable_segment_is_not_copied_from() -> None:
-    """Rot that is found while copying keeps the segment, the evidence; the others go."""
+    """A segment that turns out to be damaged during copying is kept for analysis; the others are deleted."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("idle", 1, 2)])
@@ -329,7 +332,7 @@ def test_unreadable_segment_is_not_copied_from() -> None:
 
 
 def test_failed_unlink_is_final() -> None:
-    """A reclaim that fails leaves a poisoned log, and the old segment does no harm."""
+    """A reclaim that fails makes the log refuse all later calls; the old segment does no harm."""
     disk = SimDisk()
     log, _ = open_log(disk)
     busy(log, 1, 60)
@@ -340,14 +343,14 @@ def test_failed_unlink_is_final() -> None:
             log.reclaim()
         except OSError:
             continue
-        raise AssertionError("reclaim went on after a failure")
+        raise AssertionError("reclaim continued after a failure")
     disk.restart()
     _, found = open_log(disk)
     assert found.damaged == [] and found.groups["busy"].entries == []
 
 
-def test_long_random_life_stays_small(disk: Disk) -> None:
-    """Random batches with regular purges: the log's size is bounded and its content right."""
+def test_log_stays_small_over_many_random_batches(disk: Disk) -> None:
+    """Under random batches with regular purges, the size of the log is bounded and its content correct."""
     workload = Batches(random.Random(11), GROUPS)
     log, _ = open_log(disk)
     for turn in range(400):
@@ -365,8 +368,8 @@ def test_long_random_life_stays_small(disk: Disk) -> None:
     assert found.damaged == [] and found.groups == workload.state
 
 
-def test_a_sector_that_cannot_be_read_ends_no_log() -> None:
-    """What the segment holds is in memory; it only stays where it is, with its room."""
+def test_an_unreadable_sector_does_not_stop_the_log() -> None:
+    """What the segment contains is in memory; the segment only stays where it is and occupies disk space."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([Rebase("idle", base(7, 2), False), append("idle", 8, 4, 2)])
@@ -384,8 +387,9 @@ def test_a_sector_that_cannot_be_read_ends_no_log() -> None:
     assert found.groups["busy"].base.index + len(found.groups["busy"].entries) == 70
 
 
-def test_a_segment_that_cannot_be_read_holds_up_no_later_one() -> None:
-    """What little that one holds is copied forward all the same, and of the other nothing is lost."""
+def test_an_unreadable_segment_does_not_hold_later_segments() -> None:
+    """The few entries of a later segment are copied forward as usual, and no entry of the unreadable segment
+    is lost."""
     disk = SimDisk()
     log, _ = open_log(disk)
     first = log.segments[0]
