@@ -1,12 +1,13 @@
-"""Raft nodes in memory, with disks that forget what was not synced and links that lose, repeat and reorder.
+"""Raft nodes in memory, with disks that lose what was not synced and links that lose, repeat and reorder
+messages.
 
 Every Ready goes through `Node.collect`, so these invariants (docs/internals/invariants.md) are checked after
 every event:
 
  S1 one leader per term              S2 log matching, by (index, term) and predecessor
  S3 a leader holds what is committed S4 one entry per index is ever applied, in order
- S5 one vote per node and term       S7 nothing that promises leaves before it is on disk
- S6 a read index covers everything committed when the read was asked
+ S5 one vote per node and term       S7 no promise is sent before it is on disk
+ S6 a read index covers everything that was committed when the read was requested
 """
 
 import random
@@ -40,7 +41,7 @@ class Disk:
             self.hard = ready.hard
         if ready.append is not None:
             first, entries = ready.append
-            assert 0 <= first - self.base.index - 1 <= len(self.entries), "a hole in the log"
+            assert 0 <= first - self.base.index - 1 <= len(self.entries), "a gap in the log"
             del self.entries[first - self.base.index - 1 :]
             self.entries.extend(entries)
 
@@ -51,7 +52,7 @@ class Disk:
 
 
 class History:
-    """What was ever observed in the cluster."""
+    """Everything that was observed in the cluster since its beginning."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, str] = {}
@@ -83,7 +84,7 @@ class Node:
         self.offers: list[tuple[str, str]] = []
 
     def collect(self) -> None:
-        """Take what is ready; what must be durable first stays pending until `sync`."""
+        """Take what is ready; messages and entries that must be durable first stay pending until `sync`."""
         while self.raft.has_ready:
             ready = self.raft.take()
             self.check(ready)
@@ -110,7 +111,7 @@ class Node:
                 self.raft.persisted(first + len(entries) - 1, entries[-1].term)
 
     def work(self) -> None:
-        """Run until nothing more comes out without a new input."""
+        """Run until no more output follows without new input."""
         self.collect()
         while self.pending:
             self.sync()
@@ -162,7 +163,8 @@ class Node:
 
 
 class Cluster:
-    """Nodes `a`, `b`, ... and the links between them. `wire` holds what is under way."""
+    """Nodes `a`, `b`, ... and the links between them. `wire` holds the messages that are not delivered
+    yet."""
 
     def __init__(
         self,
@@ -196,7 +198,7 @@ class Cluster:
         self.wire.extend((sender, to, m) for to, m in messages if (sender, to) not in self.cut)
 
     def isolate(self, *names: str) -> None:
-        """Cut every link between these and the others, both ways."""
+        """Cut every link between these nodes and the others, in both directions."""
         for one in names:
             for other in set(self.nodes) - set(names):
                 self.cut |= {(one, other), (other, one)}
@@ -211,7 +213,7 @@ class Cluster:
             self[to].step(sender, message, self.clock)
 
     def settle(self, rounds: int = 1000) -> None:
-        """Deliver in order until nothing is under way."""
+        """Deliver in order until no message is left."""
         for _ in range(rounds):
             for name, node in self.nodes.items():
                 if name not in self.down:
@@ -221,12 +223,12 @@ class Cluster:
                 return
             for _ in range(len(self.wire)):
                 self.deliver()
-        raise AssertionError("the cluster does not come to rest")
+        raise AssertionError("the cluster does not settle")
 
     # Time
 
     def tick(self, milliseconds: int) -> None:
-        """Let time pass for all, in small steps, delivering everything."""
+        """Let time pass for all nodes in small steps, and deliver everything."""
         for _ in range(max(1, milliseconds // 5)):
             self.clock += 5
             for name, node in self.nodes.items():
@@ -235,14 +237,14 @@ class Cluster:
             self.settle()
 
     def elect(self, name: str) -> None:
-        """Let `name` alone run into its timeout."""
+        """Let only `name` reach its election timeout."""
         self.clock = max(self.clock + 200, self[name].deadline())
         self[name].tick(self.clock)
         self.settle()
         assert self[name].role is Role.LEADER, self[name].status()
 
     def leader(self) -> str | None:
-        """The live leader of the highest term."""
+        """The running leader with the highest term."""
         leads = [n for n in self.nodes if self[n].role is Role.LEADER and n not in self.down]
         return max(leads, key=lambda n: self[n].term, default=None)
 
@@ -271,7 +273,7 @@ class Cluster:
         node.disk.rebase(node.raft.compact(index), keep_suffix=True)
 
     def serve(self, node: Node) -> None:
-        """Make and install the snapshots that were asked for and offered."""
+        """Make and install the snapshots that were requested and offered."""
         for peer in node.asked:
             snapshot = f"{node.name}{len(self.images)}"
             self.images[snapshot] = node.applied
@@ -288,7 +290,7 @@ class Cluster:
         node.asked, node.offers = [], []
 
     def applied_commands(self, name: str) -> list[str]:
-        """Commands up to what `name` applied."""
+        """The commands that `name` has applied."""
         committed = self.history.committed
         entries = [committed[i] for i in range(1, self.nodes[name].applied + 1)]
         return [e.data.decode() for e in entries if e.kind == EntryKind.COMMAND]

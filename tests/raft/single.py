@@ -1,4 +1,4 @@
-"""One node under test; the peers are played by hand."""
+"""One node is under test; the test itself plays its peers."""
 
 from typing import TypeVar
 
@@ -26,14 +26,14 @@ def replica(
     held: tuple[int, int] = (0, 0),
     settings: RaftSettings = SETTINGS,
 ) -> Raft:
-    """A restarted follower whose log holds entries of `terms`; timeouts are exactly 100 ms."""
+    """A restarted follower whose log contains entries of `terms`; its timeouts are exactly 100 ms."""
     log = RaftLog(Base(0, 0, Config(tuple(voters), tuple(learners))), entries(*terms))
     hard = HardState(max(term, *terms, 0), vote, held)
     return Raft(node, log, hard, settings, lambda: 0.0, 0, 0)
 
 
 def flush(raft: Raft, durable: bool = True) -> Ready:
-    """Take one Ready; `durable` makes its entries durable at once."""
+    """Take one Ready; with `durable`, its entries are durable at once."""
     ready = raft.take()
     if durable and ready.append is not None:
         first, batch = ready.append
@@ -48,7 +48,7 @@ def leader(
     durable: bool = True,
     settings: RaftSettings = SETTINGS,
 ) -> Raft:
-    """`a`, just elected by everybody; its no-op is the newest entry."""
+    """`a` was just elected by all voters; its no-op is the newest entry."""
     raft = replica(*terms, voters=voters, learners=learners, settings=settings)
     raft.tick(100)
     for pre in (True, False):
@@ -66,5 +66,5 @@ def hold(raft: Raft, peers: str, match: int, read: int = 0) -> None:
 
 
 def sent(ready: Ready, kind: type[Kind], to: str | None = None) -> list[Kind]:
-    """Messages of one kind in a Ready."""
+    """The messages of one kind in a Ready."""
     return [m for peer, m in ready.now + ready.after if isinstance(m, kind) and to in (None, peer)]

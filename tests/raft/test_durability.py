@@ -1,10 +1,10 @@
-"""What late completions of log writes may and may not prove."""
+"""What late completions of log writes prove, and what they do not."""
 
 from nodeagent.raft.durability import Durability
 
 
 def test_an_old_write_of_the_same_entry_proves_nothing_after_a_truncation() -> None:
-    """Written, overwritten, written again; only the last completion counts."""
+    """An entry is written, overwritten and written again; only the last completion counts."""
     disk = Durability(4)
     disk.started(5, 2)
     disk.truncated(5)
@@ -19,7 +19,7 @@ def test_an_old_write_of_the_same_entry_proves_nothing_after_a_truncation() -> N
 
 
 def test_a_truncated_write_still_proves_what_lies_before_the_cut() -> None:
-    """The part of a write below the truncation is in the log and on disk."""
+    """The part of a write before the truncation is in the log and on disk."""
     disk = Durability(0)
     disk.started(6, 1)
     disk.truncated(4)
@@ -29,7 +29,7 @@ def test_a_truncated_write_still_proves_what_lies_before_the_cut() -> None:
 
 
 def test_one_completion_covers_all_earlier_writes() -> None:
-    """One fsync for several Readies is told once."""
+    """One fsync for several Readies is reported once."""
     disk = Durability(0)
     for index in (1, 2, 3):
         disk.started(index, 1)
@@ -39,7 +39,7 @@ def test_one_completion_covers_all_earlier_writes() -> None:
 
 
 def test_truncation_lowers_the_mark() -> None:
-    """What the log no longer holds is not durable, whatever the disk holds."""
+    """An entry that the log no longer contains is not durable, whatever the disk contains."""
     disk = Durability(9)
     disk.truncated(5)
     assert disk.index == 4

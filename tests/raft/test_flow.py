@@ -30,15 +30,15 @@ from .single import entries, flush, hold, leader, replica, sent
 
 
 def snapshots(raft: Raft) -> list[str]:
-    """Who is to have one, until there is nothing more to do."""
+    """The peers that are to receive a snapshot, until nothing more is ready."""
     found: list[str] = []
     while raft.has_ready:
         found += flush(raft).snapshots
     return found
 
 
-def test_many_proposals_between_two_turns_leave_as_one_append_per_peer() -> None:
-    """Batching is what makes one fsync serve many writers."""
+def test_proposals_between_two_turns_are_sent_as_one_append_per_peer() -> None:
+    """Batching allows one fsync to serve many writers."""
     raft = leader()
     hold(raft, "bc", 1)
     flush(raft)
@@ -50,8 +50,8 @@ def test_many_proposals_between_two_turns_leave_as_one_append_per_peer() -> None
         assert isinstance(append, AppendRequest) and len(append.entries) == 100
 
 
-def test_news_of_commit_leaves_at_once_and_once() -> None:
-    """Followers apply without waiting for the next heartbeat; nobody is told twice."""
+def test_a_new_commit_index_is_sent_at_once_and_only_once() -> None:
+    """Followers apply without waiting for the next heartbeat; each follower is told once."""
     raft = leader()
     hold(raft, "b", 1)
     assert sent(flush(raft), Heartbeat, "b") == [Heartbeat(1, 1)]
@@ -63,8 +63,8 @@ def test_news_of_commit_leaves_at_once_and_once() -> None:
 LATER = replace(SETTINGS, heartbeat_ms=50, commit_news_ms=20)
 
 
-def test_news_of_commit_rides_on_the_next_append() -> None:
-    """At many small writes a heartbeat for each commit is half of all messages."""
+def test_a_new_commit_index_is_sent_with_the_next_append() -> None:
+    """With many small writes, a heartbeat for each commit would be half of all messages."""
     raft = leader(settings=LATER)
     hold(raft, "bc", 1)
     assert raft.commit == 1 and not sent(flush(raft), Heartbeat)
@@ -72,24 +72,24 @@ def test_news_of_commit_rides_on_the_next_append() -> None:
     ready = flush(raft)
     assert not sent(ready, Heartbeat)
     assert [m.commit for m in sent(ready, AppendRequest) if isinstance(m, AppendRequest)] == [1, 1]
-    assert raft.deadline() == 150, "all were told"
+    assert raft.deadline() == 150, "all followers know the commit index"
 
 
-def test_news_of_commit_leaves_in_time_when_no_append_follows() -> None:
+def test_a_new_commit_index_is_sent_in_time_if_no_append_follows() -> None:
     raft = leader(1, 1, settings=LATER)
     hold(raft, "b", 3)
     assert raft.deadline() == 120
     raft.step("c", AppendReply(2, False, 2), 119)
     ready = flush(raft)
-    assert sent(ready, AppendRequest, "c") and not sent(ready, Heartbeat), "what c is sent does not tell b"
+    assert sent(ready, AppendRequest, "c") and not sent(ready, Heartbeat), "an append to c does not inform b"
     raft.tick(120)
     assert sent(flush(raft), Heartbeat) == [Heartbeat(2, 3)]
     hold(raft, "c", 3)
-    assert raft.deadline() == 150, "the append told c"
+    assert raft.deadline() == 150, "the append informed c"
 
 
-def test_a_read_does_not_wait_for_the_news_of_commit() -> None:
-    """Its round tells of the commit, so that the follower that asked can answer at once."""
+def test_a_read_does_not_wait_for_the_message_about_the_commit() -> None:
+    """The round of the read carries the commit index, so that the follower that asked can answer at once."""
     raft = leader(settings=LATER)
     raft.read(7, 100)
     flush(raft)  # nothing can be confirmed before the first commit of the term
@@ -97,8 +97,8 @@ def test_a_read_does_not_wait_for_the_news_of_commit() -> None:
     assert sent(flush(raft), Heartbeat, "b") == [Heartbeat(1, 1, read=1)]
 
 
-def test_a_leader_that_leaves_tells_at_once() -> None:
-    """Its followers would wait for an election timeout to learn that they may commit without it."""
+def test_a_leader_that_leaves_informs_its_followers_at_once() -> None:
+    """Otherwise its followers would learn only after an election timeout that they may commit without it."""
     raft = leader(settings=LATER)
     hold(raft, "bc", 1)
     flush(raft)
@@ -110,7 +110,7 @@ def test_a_leader_that_leaves_tells_at_once() -> None:
 
 
 def test_heartbeat_commit_is_clipped_to_match() -> None:
-    """A follower is never told to commit what it is not known to hold."""
+    """A follower is never told to commit an entry that it is not known to hold."""
     raft = leader(1, 1)
     hold(raft, "b", 3)
     flush(raft)
@@ -118,8 +118,8 @@ def test_heartbeat_commit_is_clipped_to_match() -> None:
     assert sent(flush(raft), Heartbeat, "c") == [Heartbeat(2, 0)]
 
 
-def test_the_window_is_bounded_and_heals_when_all_of_it_is_lost() -> None:
-    """With `INFLIGHT_APPENDS_MAX` under way, an empty append finds out that all of them are lost."""
+def test_the_window_is_bounded_and_recovers_if_all_of_it_is_lost() -> None:
+    """If `INFLIGHT_APPENDS_MAX` appends are all lost, an empty append discovers the loss."""
     raft = leader()
     hold(raft, "bc", 1)
     flush(raft)
@@ -139,7 +139,7 @@ def test_the_window_is_bounded_and_heals_when_all_of_it_is_lost() -> None:
 
 
 def test_acknowledged_bytes_leave_the_window() -> None:
-    """A window by bytes never closes for a follower that keeps up."""
+    """A window that is limited in bytes never closes for a follower that keeps up."""
     progress = Progress(1, 0)
     progress.accepted(0, 0)
     progress.become_replicate(0)
@@ -151,23 +151,23 @@ def test_acknowledged_bytes_leave_the_window() -> None:
     assert progress.is_full
 
 
-def test_what_a_follower_turns_out_to_hold_is_not_sent_and_nothing_behind_it_is_left_out() -> None:
+def test_entries_that_a_follower_already_holds_are_skipped_and_no_later_entry_is() -> None:
     progress = Progress(1, 0)
     assert progress.accepted(5, 0) and (progress.match, progress.next) == (5, 6)
     progress.become_snapshot()
     assert not progress.rejected(9, 9, 0) and progress.next == 6
 
 
-def test_acknowledgements_of_one_turn_are_one_message_with_the_highest_match() -> None:
-    """A repeated old append after a new one takes nothing back."""
+def test_acknowledgements_of_one_turn_are_sent_as_one_message_with_the_highest_match() -> None:
+    """A repeated old append after a new one does not lower the match."""
     raft = replica()
     raft.step("b", AppendRequest(1, 0, 0, 0, entries(1, 1)), 0)
     raft.step("b", AppendRequest(1, 0, 0, 0, entries(1)), 0)
     assert sent(flush(raft), AppendReply) == [AppendReply(1, True, 2)]
 
 
-def test_entries_not_yet_written_when_a_snapshot_covers_them_are_not_written_again() -> None:
-    """What is handed out to be written begins behind the new base."""
+def test_unwritten_entries_that_a_snapshot_covers_are_not_written() -> None:
+    """Entries to be written begin after the new base."""
     raft = replica()
     raft.step("b", AppendRequest(1, 0, 0, 0, entries(1, 1, 1)), 0)
     raft.installed(Base(2, 1, raft.log.config), 2, 0)
@@ -176,8 +176,8 @@ def test_entries_not_yet_written_when_a_snapshot_covers_them_are_not_written_aga
     assert raft.commit == 2 and sent(ready, AppendReply)[-1] == AppendReply(1, True, 3)
 
 
-def test_stale_and_repeated_answers_move_nothing_back() -> None:
-    """Match never falls, and a refusal older than a success is ignored."""
+def test_stale_and_repeated_answers_do_not_lower_the_match() -> None:
+    """Match never decreases, and a refusal that is older than a success is ignored."""
     raft = leader(1, 1, 1)
     hold(raft, "b", 4)
     before = raft.status().progress["b"]
@@ -187,16 +187,16 @@ def test_stale_and_repeated_answers_move_nothing_back() -> None:
     assert before.match == 4 and before.state is ProgressState.REPLICATE
 
 
-def test_a_heartbeat_answer_says_nothing_of_entries() -> None:
-    """A follower that answers need not have written anything."""
+def test_a_heartbeat_answer_acknowledges_no_entries() -> None:
+    """A follower that answers a heartbeat may have written nothing."""
     raft = leader()
     for peer in "bc":
         raft.step(peer, HeartbeatReply(1), 150)
     assert raft.commit == 0 and raft.status().progress["b"].match == 0
 
 
-def test_a_long_log_travels_in_bounded_appends() -> None:
-    """No message grows past `APPEND_BYTES_MAX` plus one entry; all of it is sent."""
+def test_a_long_log_is_sent_in_bounded_appends() -> None:
+    """No message exceeds `APPEND_BYTES_MAX` by more than one entry, and the whole log is sent."""
     raft = leader()
     hold(raft, "bc", 1)
     flush(raft)
@@ -209,7 +209,7 @@ def test_a_long_log_travels_in_bounded_appends() -> None:
 
 
 def test_uncommitted_bytes_are_bounded() -> None:
-    """Past the limit the leader answers `Overloaded`, and takes proposals again after a commit."""
+    """Above the limit the leader answers `Overloaded`; after a commit it accepts proposals again."""
     raft = leader()
     piece = b"x" * (UNCOMMITTED_BYTES_MAX // 4)
     hold(raft, "bc", 1)
@@ -223,7 +223,7 @@ def test_uncommitted_bytes_are_bounded() -> None:
 
 
 def test_committed_entries_are_handed_out_in_bounded_turns() -> None:
-    """`has_ready` stays true until all are out, each once and in order."""
+    """`has_ready` stays true until all entries are handed out, each of them once and in order."""
     raft = leader()
     raft.propose([b"x" * (APPLY_BYTES_PER_TURN // 2)] * 5, 100)
     flush(raft)
@@ -238,7 +238,7 @@ def test_committed_entries_are_handed_out_in_bounded_turns() -> None:
 
 
 def test_purged_entries_become_a_snapshot_and_any_reconnecting_append_ends_it() -> None:
-    """The leader sends no append over a hole, and a snapshot only to a peer that answers."""
+    """The leader sends no append over a gap, and sends a snapshot only to a peer that answers."""
     raft = leader(1, 1, 1)
     hold(raft, "b", 4)
     flush(raft)
@@ -257,8 +257,8 @@ def test_purged_entries_become_a_snapshot_and_any_reconnecting_append_ends_it() 
     assert isinstance(append, AppendRequest) and append.prev_index == 4
 
 
-def test_a_failed_snapshot_is_asked_for_again_but_not_in_a_loop() -> None:
-    """Only after the peer's next heartbeat answer."""
+def test_a_failed_snapshot_is_requested_again_but_not_in_a_loop() -> None:
+    """It is requested again only after the next heartbeat answer of the peer."""
     raft = leader(1)
     hold(raft, "b", 2)
     flush(raft)
@@ -271,8 +271,8 @@ def test_a_failed_snapshot_is_asked_for_again_but_not_in_a_loop() -> None:
     assert flush(raft).snapshots == ["c"]
 
 
-def test_an_offer_that_is_lost_is_repeated() -> None:
-    """Each election timeout, while the peer waits for it."""
+def test_a_lost_snapshot_offer_is_repeated() -> None:
+    """The offer is repeated after each election timeout while the peer waits for the snapshot."""
     raft = leader(1)
     hold(raft, "b", 2)
     flush(raft)
@@ -285,8 +285,8 @@ def test_an_offer_that_is_lost_is_repeated() -> None:
     assert len(sent(flush(raft), SnapshotOffer, "c")) == 1
 
 
-def test_an_offer_of_what_is_here_is_answered_at_once() -> None:
-    """Nothing is pulled twice."""
+def test_an_offer_of_a_snapshot_that_the_follower_has_is_answered_at_once() -> None:
+    """No file is pulled twice."""
     raft = replica(1, 1, 1)
     raft.step("b", AppendRequest(1, 3, 1, 3, []), 0)
     flush(raft)
@@ -297,7 +297,7 @@ def test_an_offer_of_what_is_here_is_answered_at_once() -> None:
 
 
 def test_two_snapshots_in_a_row() -> None:
-    """The second finds the first's base in place."""
+    """The second snapshot finds the base of the first one installed."""
     cluster = Cluster("abc")
     cluster.elect("a")
     for _ in range(2):
@@ -312,7 +312,8 @@ def test_two_snapshots_in_a_row() -> None:
 
 
 def test_the_target_of_a_transfer_gets_the_missing_entries_first() -> None:
-    """Thesis 3.10: `TimeoutNow` only at full match; who proposes meanwhile is sent to the target."""
+    """Thesis 3.10: `TimeoutNow` is sent only at full match; meanwhile, a proposer is redirected to the
+    target."""
     raft = leader()
     raft.propose([b"x"], 100)
     flush(raft)
@@ -326,16 +327,16 @@ def test_the_target_of_a_transfer_gets_the_missing_entries_first() -> None:
     assert len(sent(flush(raft), TimeoutNow, "b")) == 1
 
 
-def test_nobody_but_a_voter_can_be_handed_leadership() -> None:
-    """A learner, a stranger and the leader itself are refused."""
+def test_leadership_is_transferred_to_voters_only() -> None:
+    """A learner, a node outside the group and the leader itself are refused."""
     raft = leader(learners="d")
     for target in "adx":
         with pytest.raises(Refused):
             raft.transfer(target, 100)
 
 
-def test_a_lone_voter_waits_for_its_disk_before_anybody_hears_of_its_term() -> None:
-    """A learner must not hold entries of a term its leader can forget."""
+def test_a_lone_voter_waits_for_its_disk_before_it_sends_its_term() -> None:
+    """A learner must not hold entries of a term that its leader can lose."""
     raft = replica(voters="a", learners="b")
     raft.tick(0)
     ready = raft.take()
@@ -346,8 +347,9 @@ def test_a_lone_voter_waits_for_its_disk_before_anybody_hears_of_its_term() -> N
 
 
 def test_a_follower_without_room_gets_small_entries_only() -> None:
-    """Large ones it would not take, and they would be sent again and again; small ones keep it in the group.
-    With room again it gets all, and nothing spins meanwhile. Before its first word nobody knows."""
+    """The follower would refuse large entries, and the leader would resend them all the time; small entries
+    keep it in the group. When it has room again it gets all entries, and the leader does not busy-loop
+    meanwhile. Before its first answer its room is unknown."""
     raft = leader()
     hold(raft, "bc", 1)
     flush(raft)
@@ -373,7 +375,7 @@ def test_a_follower_without_room_gets_small_entries_only() -> None:
     assert raft.has_room("b") and raft.voters_low_on_space() == []
 
 
-def test_a_small_entry_behind_a_large_one_reaches_a_follower_without_room() -> None:
+def test_a_small_entry_after_a_large_one_reaches_a_follower_without_room() -> None:
     raft = leader()
     hold(raft, "bc", 1)
     flush(raft)
@@ -388,7 +390,7 @@ def test_a_small_entry_behind_a_large_one_reaches_a_follower_without_room() -> N
 
 
 def test_no_snapshot_is_made_for_a_follower_without_room() -> None:
-    """It could not take it; it is asked again with its next answer."""
+    """The follower could not store the snapshot; the leader decides again at its next answer."""
     raft = leader()
     hold(raft, "bc", 1)
     flush(raft)

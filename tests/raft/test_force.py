@@ -1,4 +1,4 @@
-"""`Raft.force`: leading without votes after the majority was given up."""
+"""`Raft.force`: a replica leads without votes in a group that lost its majority."""
 
 import pytest
 
@@ -14,8 +14,8 @@ ALONE = Config(("a",), (), "op-9")
 TWO = Config(("a", "b"), (), "op-9")
 
 
-def test_one_that_is_left_commits_what_it_has_under_a_new_term_and_config() -> None:
-    """Term and config are in one Ready; the entries of its log are kept, also those nobody had committed."""
+def test_a_single_survivor_commits_its_log_under_a_new_term_and_config() -> None:
+    """Term and config are in one Ready; all entries of its log are kept, including uncommitted ones."""
     raft = replica(1, 1, 2)
     raft.force(ALONE, 40, 500)
     assert (raft.role, raft.term, raft.vote) == (Role.LEADER, 40, "a")
@@ -31,25 +31,25 @@ def test_one_that_is_left_commits_what_it_has_under_a_new_term_and_config() -> N
     assert raft.log.config == ALONE and raft.can_change()
 
 
-def test_the_term_is_above_its_own_whatever_is_asked_for() -> None:
+def test_the_term_is_above_its_own_whatever_term_is_requested() -> None:
     raft = replica(7)
     raft.force(ALONE, 3, 500)
     assert raft.term == 8
 
 
-def test_nothing_leaves_before_term_and_config_are_durable() -> None:
-    """Else a crash would bring it back under the same term with another log."""
+def test_nothing_is_sent_before_term_and_config_are_durable() -> None:
+    """Otherwise, after a crash, the replica could use the same term again with another log."""
     raft = replica(1, 1, voters="abcde")
     raft.force(TWO, 9, 500)
     ready = flush(raft, durable=False)
     assert not ready.now and sent(ready, AppendRequest, "b"), ready
-    again = replica(1, 1, voters="abcde")  # it crashed: the same again
+    again = replica(1, 1, voters="abcde")  # after a crash it does the same again
     again.force(TWO, 9, 500)
     assert again.term == 9
 
 
-def test_the_others_follow_and_count_by_the_config_alone() -> None:
-    """Two of five are left: b is needed, c to e are neither asked nor counted."""
+def test_only_the_members_of_the_new_config_are_asked_and_counted() -> None:
+    """Two of five survive: b is needed; c, d and e are neither asked nor counted."""
     raft = replica(1, 1, voters="abcde")
     raft.force(TWO, 9, 500)
     ready = flush(raft)
@@ -61,7 +61,7 @@ def test_the_others_follow_and_count_by_the_config_alone() -> None:
     assert raft.commit == 4
 
 
-def test_a_follower_gives_up_what_only_it_had_and_takes_the_config() -> None:
+def test_a_follower_discards_entries_that_only_it_had_and_adopts_the_config() -> None:
     raft = replica(1, 1, 1, voters="abcde", node="b")
     head = replica(1, 2, voters="abcde")
     head.force(TWO, 9, 500)
@@ -75,8 +75,9 @@ def test_a_follower_gives_up_what_only_it_had_and_takes_the_config() -> None:
     assert [raft.log.term(i) for i in range(1, 5)] == [1, 2, 9, 9]
 
 
-def test_refused_while_it_leads_or_hears_a_leader() -> None:
-    """Then the group is not lost, whoever says so; a leader that fell silent is in nobody's way."""
+def test_force_is_refused_while_the_replica_leads_or_hears_a_leader() -> None:
+    """A group that has a leader is not lost, whoever claims it; a leader that fell silent prevents
+    nothing."""
     with pytest.raises(Refused):
         leader(1).force(ALONE, 40, 150)
     follower = replica(1)
@@ -88,8 +89,8 @@ def test_refused_while_it_leads_or_hears_a_leader() -> None:
     assert follower.role is Role.LEADER
 
 
-def test_refused_to_one_that_is_no_voter_by_its_own_log() -> None:
-    """A replica that just joined holds nothing of the group."""
+def test_force_is_refused_if_the_replica_is_no_voter_in_its_own_log() -> None:
+    """A replica that has just joined holds no entry of the group."""
     joined = Raft("a", RaftLog(Base(0, 0, Config()), []), HardState(), SETTINGS, lambda: 0.0, 0, 0)
     for raft in (joined, replica(1, voters="bc", learners="a")):
         with pytest.raises(Refused):
@@ -97,7 +98,7 @@ def test_refused_to_one_that_is_no_voter_by_its_own_log() -> None:
         assert raft.role is Role.FOLLOWER and raft.term < 40
 
 
-def test_a_candidate_can_be_forced_and_a_vote_of_before_changes_nothing() -> None:
+def test_a_candidate_can_be_forced_and_an_earlier_vote_request_changes_nothing() -> None:
     raft = replica(1)
     raft.tick(100)
     before = raft.role
@@ -109,7 +110,7 @@ def test_a_candidate_can_be_forced_and_a_vote_of_before_changes_nothing() -> Non
     assert raft.role is Role.LEADER and raft.term == 40
 
 
-def test_after_a_restart_the_log_tells_that_it_was_done() -> None:
+def test_a_forced_config_is_known_from_the_log_after_a_restart() -> None:
     raft = replica(1, 1)
     raft.force(ALONE, 40, 500)
     flush(raft)
@@ -118,4 +119,4 @@ def test_after_a_restart_the_log_tells_that_it_was_done() -> None:
     again = Raft("a", RaftLog(base, entries), HardState(40, "a"), SETTINGS, lambda: 0.0, 0, 0)
     assert again.log.config == ALONE
     again.tick(1)
-    assert again.role is Role.LEADER, "it is alone and waits for nobody"
+    assert again.role is Role.LEADER, "the only voter waits for no other node"

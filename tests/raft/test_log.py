@@ -1,4 +1,4 @@
-"""`RaftLog` against a plain list, and the config that goes with it."""
+"""`RaftLog` and its config agree with a plain list."""
 
 import random
 
@@ -18,7 +18,7 @@ def config_entry(term: int, config: Config) -> Entry:
 
 
 class Twin:
-    """The whole history in one list, nothing ever dropped."""
+    """The whole history in one list, from which nothing is dropped."""
 
     def __init__(self) -> None:
         self.base = 0
@@ -34,8 +34,8 @@ class Twin:
         return Config(("n", str(kinds[-1] + 1))) if kinds else FIRST
 
 
-def test_equals_a_plain_list_under_random_changes() -> None:
-    """Terms, slices, configs and sizes agree after every append, truncate and rebase."""
+def test_the_log_equals_a_plain_list_under_random_changes() -> None:
+    """Terms, slices, configs and sizes agree after every append, truncation and rebase."""
     draw = random.Random(7)
     for _ in range(60):
         log, twin, term = RaftLog(Base(0, 0, FIRST), []), Twin(), 1
@@ -80,7 +80,7 @@ def agree(log: RaftLog, twin: Twin, draw: random.Random) -> None:
 
 
 def test_slice_is_cut_by_bytes_but_never_empty() -> None:
-    """As many whole entries as fit; one larger than the limit travels alone."""
+    """A slice contains as many whole entries as fit; an entry larger than the limit is sent alone."""
     log = RaftLog(Base(0, 0, FIRST), [command(1, 84), command(1, 84), command(1, 84), command(1, 984)])
     assert len(log.slice(1, 4, 200)) == 2
     assert len(log.slice(1, 4, 199)) == 1
@@ -90,7 +90,8 @@ def test_slice_is_cut_by_bytes_but_never_empty() -> None:
 
 
 def test_reset_keeps_a_suffix_only_when_it_continues_the_snapshot() -> None:
-    """Same term at the base: what follows may have been promised. Another term: it is an old leader's."""
+    """With the same term at the base, the node may have promised the suffix; with another term, the suffix is
+    from an old leader."""
     entries = [command(1), command(1), command(2)]
     kept = RaftLog(Base(0, 0, FIRST), list(entries))
     assert kept.reset(Base(2, 1, FIRST))
@@ -100,7 +101,7 @@ def test_reset_keeps_a_suffix_only_when_it_continues_the_snapshot() -> None:
     assert (dropped.base.index, dropped.last_index, dropped.last_term) == (2, 2, 2)
 
 
-def test_reset_discards_a_config_the_snapshot_does_not_know() -> None:
+def test_reset_discards_a_config_that_the_snapshot_does_not_contain() -> None:
     """An uncommitted config of an old leader must not survive the installation of a snapshot."""
     phantom = Config(("a", "b", "c", "x"))
     log = RaftLog(Base(0, 0, FIRST), [command(1), config_entry(1, phantom)])

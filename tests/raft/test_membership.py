@@ -1,8 +1,8 @@
 """Config changes: single steps, effective on append, rolled back, and the three schedules of 2015.
 
-The 2015 schedules (Ongaro, raft-dev) start with a leader whose change reaches too few, a second leader
-that changes something else, and the first one coming back: two disjoint majorities. What forbids them is
-that a leader must have committed an entry of its own term before it changes anything.
+The 2015 schedules (Ongaro, raft-dev) start with a leader whose change reaches too few members; a second
+leader makes another change, and the first leader comes back: two disjoint majorities. The rule that prevents
+them: a leader must have committed an entry of its own term before it changes the config.
 
 Numbers in docstrings are sections of the Raft thesis (Ongaro 2014).
 """
@@ -61,7 +61,7 @@ def config(voters: str, learners: str = "") -> Config:
     ],
 )
 def test_one_step_changes_at_most_one_vote(new: Config, allowed: bool) -> None:
-    """4.1: then old and new majorities overlap."""
+    """4.1: old and new majorities overlap if only one vote changes."""
     old = config("abc", "de")
     if allowed:
         check_step(old, new)
@@ -71,7 +71,8 @@ def test_one_step_changes_at_most_one_vote(new: Config, allowed: bool) -> None:
 
 
 def learner_that_refused(index: int, term: int) -> Raft:
-    """Learner d holds an entry of term 2 at index 2; a candidate whose log ends there asked for its vote."""
+    """Learner d holds an entry of term 2 at index 2; a candidate whose log ends at (index, term) asks for its
+    vote."""
     raft = replica(1, 2, voters="abc", learners="d", node="d")
     raft.step("a", VoteRequest(3, index, term, True), 10)
     (reply,) = sent(flush(raft), VoteReply, "a")
@@ -81,7 +82,7 @@ def learner_that_refused(index: int, term: int) -> Raft:
 
 def test_a_learner_with_the_longest_log_leads_until_it_is_committed() -> None:
     """A leader sent an entry and lost its own copy. A candidate that holds the promotion of the learner needs
-    its vote, and the other voters are denied by that candidate: nobody else would ever lead."""
+    the learner's vote, and denies its own vote to the other voters: no other node could ever win."""
     raft = learner_that_refused(5, 1)
     raft.tick(300)
     first = raft.role
@@ -104,7 +105,7 @@ def test_a_learner_with_the_longest_log_leads_until_it_is_committed() -> None:
 
 
 def test_a_learner_does_not_campaign_otherwise() -> None:
-    """Not when nobody asked, when its log is shorter, or when somebody leads."""
+    """It does not campaign if no candidate asked, if its log is shorter, or if there is a leader."""
     quiet = replica(1, 2, voters="abc", learners="d", node="d")
     shorter, led = learner_that_refused(3, 2), learner_that_refused(5, 1)
     led.step("b", Heartbeat(3, 0), 20)
@@ -129,13 +130,14 @@ def test_a_leader_changes_one_vote_at_a_time() -> None:
     assert cluster["a"].log.config == config("abc", "de")
 
 
-def test_the_last_voter_stays() -> None:
+def test_the_last_voter_cannot_be_removed() -> None:
     with pytest.raises(Refused, match="needs at least one voter"):
         check_step(config("a", "b"), config("", "ab"))
 
 
 def second_leader_before_its_first_commit(first: Config) -> Cluster:
-    """`a` appends `first` on itself and `e` alone; `b` leads, and only `c` has its first entry."""
+    """`a` appends `first` to its own log and to that of `e` only; `b` leads, and only `c` has its first
+    entry."""
     cluster = Cluster("abcd", "ef")
     cluster.elect("a")
     cluster.isolate("a", "e")
@@ -162,8 +164,9 @@ def second_leader_before_its_first_commit(first: Config) -> Cluster:
     ],
     ids=["one add, one remove", "two adds", "two removes"],
 )
-def test_schedules_of_2015_are_stopped_at_the_second_leader(first: Config, second: Config) -> None:
-    """Refused until an own-term entry is committed; then the first leader cannot come back."""
+def test_the_schedules_of_2015_are_stopped_at_the_second_leader(first: Config, second: Config) -> None:
+    """The change is refused until an entry of the leader's own term is committed; then the first leader
+    cannot return."""
     cluster = second_leader_before_its_first_commit(first)
     b = cluster["b"]
     assert not b.can_change()
@@ -189,7 +192,7 @@ def test_schedules_of_2015_are_stopped_at_the_second_leader(first: Config, secon
 
 
 def test_a_second_change_waits_for_the_first() -> None:
-    """Refused until the first is committed."""
+    """The second change is refused until the first one is committed."""
     raft = leader(learners="d")
     hold(raft, "b", 1)
     raft.change(config("abc"), 100)
@@ -200,7 +203,7 @@ def test_a_second_change_waits_for_the_first() -> None:
     raft.change(config("abc", "d"), 100)
 
 
-def test_a_config_counts_from_its_append_on() -> None:
+def test_a_config_is_effective_from_its_append_on() -> None:
     """4.1: a promoted voter is needed at once: two of four no longer commit."""
     raft = leader(learners="d")
     hold(raft, "bc", 1)
@@ -213,7 +216,7 @@ def test_a_config_counts_from_its_append_on() -> None:
 
 
 def test_a_learner_is_never_counted() -> None:
-    """Not for commit, not for the quorum check, not for reads."""
+    """It counts neither for commit, nor for the quorum check, nor for reads."""
     raft = leader(voters="abc", learners="de")
     hold(raft, "de", 1)
     assert raft.commit == 0
@@ -232,7 +235,7 @@ def test_a_learner_is_never_counted() -> None:
 
 
 def test_a_removed_leader_does_not_count_itself_and_stops_after_the_commit() -> None:
-    """4.2.2: it leads until its removal is committed by the others alone."""
+    """4.2.2: it leads until the others alone have committed its removal."""
     raft = leader()
     hold(raft, "bc", 1)
     raft.change(config("bc"), 100)
@@ -248,7 +251,7 @@ def test_a_removed_leader_does_not_count_itself_and_stops_after_the_commit() -> 
 
 
 def test_a_removed_leader_stays_for_entries_before_its_removal() -> None:
-    """4.2.2: only the commit of the removal itself lets it go."""
+    """4.2.2: it stops only when the removal itself is committed."""
     raft = leader()
     hold(raft, "bc", 1)
     raft.propose([b"x"], 100)
@@ -258,8 +261,8 @@ def test_a_removed_leader_stays_for_entries_before_its_removal() -> None:
     assert raft.commit == 2 and raft.role is Role.LEADER
 
 
-def test_caught_up_means_everything_committed_is_there() -> None:
-    """A learner is promoted only then."""
+def test_a_learner_has_caught_up_when_it_holds_every_committed_entry() -> None:
+    """A learner is promoted only if it holds every committed entry."""
     raft = leader(learners="d")
     hold(raft, "bc", 1)
     assert not raft.caught_up("d")
@@ -271,8 +274,8 @@ def test_caught_up_means_everything_committed_is_there() -> None:
     assert not raft.caught_up("d") and not raft.caught_up("x")
 
 
-def test_a_removed_member_that_returns_disturbs_nobody() -> None:
-    """It was away when it was removed; its elections go nowhere."""
+def test_a_removed_member_that_returns_does_not_disturb_the_group() -> None:
+    """It was disconnected when it was removed; its elections have no effect."""
     cluster = Cluster("abcd")
     cluster.elect("a")
     cluster.isolate("d")
@@ -284,9 +287,9 @@ def test_a_removed_member_that_returns_disturbs_nobody() -> None:
     assert cluster.leader() == "a" and cluster["a"].term == term
 
 
-def test_a_leaver_with_the_longest_log_campaigns_until_its_removal_is_committed() -> None:
-    """4.2.2: of four voters one is dead and one holds alone that it is none any more. The other two never win
-    against its log, so it must; then it lets go."""
+def test_a_leaving_member_with_the_longest_log_campaigns_until_its_removal_is_committed() -> None:
+    """4.2.2: of four voters, one is dead and one alone holds the entry that makes it a learner. The other two
+    cannot win against its log, so it must lead; after the commit it steps down."""
     cluster = Cluster("abcd")
     cluster.elect("d")
     cluster.settle()
@@ -297,14 +300,14 @@ def test_a_leaver_with_the_longest_log_campaigns_until_its_removal_is_committed(
     cluster.crash("d")
     cluster.heal()
     cluster.restart("d")
-    assert cluster["d"].log.config == config("abc", "d"), "its disk holds the change"
+    assert cluster["d"].log.config == config("abc", "d"), "its disk contains the change"
     cluster.tick(10_000)
     assert cluster.leader() in ("a", "c")
     assert all(cluster[n].log.config == config("abc", "d") for n in "acd")
     assert all(cluster[n].commit == cluster["a"].log.last_index for n in "acd")
 
 
-def test_a_member_removed_while_its_snapshot_is_made_does_not_wedge_the_change() -> None:
+def test_a_member_that_is_removed_while_its_snapshot_is_made_does_not_block_the_change() -> None:
     """The late offer is dropped."""
     raft = leader(1, learners="d")
     hold(raft, "bc", 2)
@@ -321,7 +324,7 @@ def test_a_member_removed_while_its_snapshot_is_made_does_not_wedge_the_change()
 
 
 def test_a_snapshot_carries_the_config_and_the_new_member() -> None:
-    """An empty node learns the group it joined from the snapshot alone."""
+    """An empty node learns the config of its group from the snapshot alone."""
     cluster = Cluster("abc", spare="d")
     cluster.elect("a")
     cluster["a"].change(config("abc", "d"), cluster.clock)
@@ -335,7 +338,7 @@ def test_a_snapshot_carries_the_config_and_the_new_member() -> None:
 
 
 def test_a_late_answer_of_an_earlier_membership_does_not_count_for_the_next() -> None:
-    """`d` was a member, left, lost what it held and is added again; a delayed acknowledgement arrives."""
+    """`d` was a member, left, lost its data and is added again; then a delayed acknowledgement arrives."""
     raft = leader(voters="abc", learners="d")
     hold(raft, "bcd", 1)
     raft.change(config("abc"), raft.clock)

@@ -1,4 +1,5 @@
-"""One test per sentence of the Raft thesis (Ongaro 2014), with its section, and of known bugs elsewhere."""
+"""One test for each sentence of the Raft thesis (Ongaro 2014), with its section, and for known bugs of other
+implementations."""
 
 import pytest
 
@@ -27,7 +28,7 @@ from .single import entries, flush, hold, leader, replica, sent
 
 @pytest.mark.parametrize("start", [Role.FOLLOWER, Role.CANDIDATE, Role.LEADER])
 def test_a_higher_term_makes_every_role_a_follower(start: Role) -> None:
-    """3.3: if one server's term is smaller, it updates to the larger value and reverts to follower."""
+    """3.3: if the term of a server is smaller, the server adopts the larger term and becomes a follower."""
     raft = leader() if start is Role.LEADER else replica()
     if start is Role.CANDIDATE:
         raft.tick(100)
@@ -40,7 +41,7 @@ def test_a_higher_term_makes_every_role_a_follower(start: Role) -> None:
 
 
 def test_a_request_with_a_stale_term_is_rejected() -> None:
-    """3.3: the sender learns our term and the log stays."""
+    """3.3: the sender learns our term, and the log does not change."""
     raft = replica(1, 1, term=5)
     raft.step("b", AppendRequest(2, 1, 1, 2, entries(2)), 0)
     (reply,) = sent(flush(raft), AppendReply)
@@ -49,7 +50,7 @@ def test_a_request_with_a_stale_term_is_rejected() -> None:
 
 
 def test_a_node_votes_once_per_term_and_again_for_the_same_candidate() -> None:
-    """3.4: at most one candidate per term; a repeated request gets the same answer."""
+    """3.4: a node votes for at most one candidate per term; a repeated request gets the same answer."""
     raft = replica()
     for candidate, granted in (("b", True), ("c", False), ("b", True)):
         raft.step(candidate, VoteRequest(1, 0, 0, False), 0)
@@ -71,14 +72,14 @@ def test_a_vote_survives_a_restart() -> None:
 def test_the_voter_denies_a_log_less_up_to_date_than_its_own(
     last_index: int, last_term: int, granted: bool
 ) -> None:
-    """3.6.1: later last term wins, then the longer log."""
+    """3.6.1: the later last term wins, then the longer log."""
     raft = replica(1, 2)
     raft.step("b", VoteRequest(5, last_index, last_term, False), 0)
     assert sent(flush(raft), VoteReply) == [VoteReply(5, granted, False)]
 
 
 def test_repeated_and_foreign_votes_do_not_elect() -> None:
-    """Voters are counted, not replies; a stranger is no voter."""
+    """Voters are counted, not replies; a node outside the config is no voter."""
     raft = replica(voters="abcde")
     raft.tick(100)
     for voter in "bc":
@@ -91,7 +92,7 @@ def test_repeated_and_foreign_votes_do_not_elect() -> None:
 
 
 def test_a_pre_vote_answer_is_no_vote() -> None:
-    """Answers of the pre-vote that arrive late do not count in the election."""
+    """Late answers of the pre-vote do not count in the election."""
     raft = replica(voters="abcde")
     raft.tick(100)
     for voter in "bcde":
@@ -100,7 +101,7 @@ def test_a_pre_vote_answer_is_no_vote() -> None:
 
 
 def test_a_pre_vote_changes_nothing_at_the_voter() -> None:
-    """9.6: neither term, vote, nor the election timer. A grant carries the candidate's term."""
+    """9.6: term, vote and election timer do not change. A grant carries the candidate's term."""
     raft = replica()
     before = (raft.term, raft.vote, raft.deadline())
     raft.step("b", VoteRequest(4, 0, 0, True), 50)
@@ -110,14 +111,14 @@ def test_a_pre_vote_changes_nothing_at_the_voter() -> None:
 
 
 def test_a_pre_vote_for_our_own_term_is_refused_with_our_term() -> None:
-    """The candidate lags; it learns the term instead of winning one that is under way."""
+    """The candidate lags; it learns the term instead of winning an election in it."""
     raft = replica(term=4)
     raft.step("b", VoteRequest(4, 9, 3, True), 0)
     assert sent(flush(raft), VoteReply) == [VoteReply(4, False, True)]
 
 
 def test_a_grant_for_another_term_is_not_counted() -> None:
-    """Answers are held back and arrive terms later."""
+    """Delayed answers arrive several terms later."""
     raft = replica(term=4)
     raft.tick(100)
     for term in (3, 4, 6):
@@ -125,8 +126,8 @@ def test_a_grant_for_another_term_is_not_counted() -> None:
     assert raft.role is Role.PRE_CANDIDATE and raft.term == 4
 
 
-def test_a_pre_candidate_that_votes_for_another_gives_up_its_own_campaign() -> None:
-    """Else it would raise the term against the one it just helped to elect."""
+def test_a_pre_candidate_that_votes_for_another_ends_its_own_campaign() -> None:
+    """Otherwise it would raise the term against the candidate that it has just voted for."""
     raft = replica(term=4)
     raft.tick(100)
     raft.step("b", VoteRequest(4, 9, 3, False), 100)
@@ -134,8 +135,8 @@ def test_a_pre_candidate_that_votes_for_another_gives_up_its_own_campaign() -> N
     assert (raft.role, raft.term, raft.vote) == (Role.FOLLOWER, 4, "b")
 
 
-def test_who_hears_a_leader_ignores_elections_unless_the_leader_asked_for_them() -> None:
-    """4.2.3: a removed server must not disrupt; 3.10: a transfer may."""
+def test_a_node_that_hears_a_leader_ignores_elections_that_the_leader_did_not_request() -> None:
+    """4.2.3: a removed server must not disrupt the group; 3.10: a leadership transfer may."""
     raft = replica()
     raft.step("b", Heartbeat(1, 0), 10)
     flush(raft)
@@ -146,15 +147,15 @@ def test_who_hears_a_leader_ignores_elections_unless_the_leader_asked_for_them()
     assert sent(flush(raft), VoteReply) == [VoteReply(2, True, False)]
 
 
-def test_stickiness_ends_with_an_election_timeout_of_silence() -> None:
-    """4.2.3: minimum election timeout of hearing from a current leader."""
+def test_a_node_votes_again_after_an_election_timeout_without_its_leader() -> None:
+    """4.2.3: a node refuses for the minimum election timeout after it heard from a current leader."""
     raft = replica()
     raft.step("b", Heartbeat(1, 0), 10)
     raft.step("c", VoteRequest(2, 9, 1, False), 110)
     assert sent(flush(raft), VoteReply) == [VoteReply(2, True, False)]
 
 
-def test_learners_and_outsiders_vote_when_asked_but_never_campaign() -> None:
+def test_learners_and_nodes_outside_the_config_vote_when_asked_but_never_campaign() -> None:
     """4.2.2: their config may lag behind the candidate's."""
     for raft in (replica(learners="d", node="d"), replica(node="d")):
         raft.tick(1000)
@@ -173,18 +174,18 @@ def grants(raft: Raft, request: VoteRequest) -> bool:
 
 
 @pytest.mark.parametrize("pre", [True, False])
-def test_a_member_that_came_back_votes_for_no_log_shorter_than_the_one_it_left_behind(pre: bool) -> None:
+def test_a_member_that_returned_votes_for_no_log_shorter_than_its_former_log(pre: bool) -> None:
     """It acknowledged those entries: a majority must not elect a log that lacks them."""
     for last, is_enough in (((2, 7), False), ((1, 9), False), ((2, 8), True), ((3, 1), True)):
         raft = replica(1, 1, held=(2, 8), term=2)
         assert grants(raft, VoteRequest(4, last[1], last[0], pre)) is is_enough, last
     raft = replica(1, 3, held=(2, 8))
-    assert not grants(raft, VoteRequest(4, 9, 2, pre)), "by then its own log counts"
+    assert not grants(raft, VoteRequest(4, 9, 2, pre)), "its own log, which is newer, decides"
 
 
 @pytest.mark.parametrize("pre", [True, False])
-def test_a_replica_that_knows_no_config_votes_for_nobody(pre: bool) -> None:
-    """It joins with an empty log, perhaps on a new disk; nobody is a voter before it has caught up."""
+def test_a_replica_without_a_config_votes_for_no_candidate(pre: bool) -> None:
+    """It joins with an empty log, perhaps on a new disk; there is no voter before it has caught up."""
     assert not grants(replica(voters="", node="d"), VoteRequest(1, 0, 0, pre))
 
 
@@ -196,8 +197,8 @@ def test_a_replica_that_knows_no_config_votes_for_nobody(pre: bool) -> None:
         SnapshotOffer(3, Base(6, 2, Config(tuple("abc"), ("d",))), "s", 5),
     ],
 )
-def test_a_node_that_begins_with_nothing_votes_as_if_it_held_what_is_committed(heard: RaftMessage) -> None:
-    """It may have been a member before, on a disk that is gone."""
+def test_a_node_with_an_empty_log_votes_as_if_it_held_the_committed_entries(heard: RaftMessage) -> None:
+    """It may have been a member before, with a disk that was lost."""
     raft = replica(voters="", node="d")
     raft.step("a", heard, 0)
     assert flush(raft).hard == HardState(3, "", (3, 6)), "also after a restart"
@@ -206,22 +207,22 @@ def test_a_node_that_begins_with_nothing_votes_as_if_it_held_what_is_committed(h
     flush(raft)
     assert raft.log.config.voters and raft.held == (3, 6)
     raft.step("a", AppendRequest(3, 1, 2, 7, [], 0, 5), 0)
-    assert raft.held == (3, 6), "from here on its own log tells"
+    assert raft.held == (3, 6), "from here on its own log decides"
     for last, is_enough in (((2, 9), False), ((3, 5), False), ((3, 6), True), ((4, 1), True)):
         assert grants(raft, VoteRequest(raft.term + 1, last[1], last[0], True)) is is_enough
 
 
-def test_what_a_member_remembers_when_it_leaves() -> None:
+def test_a_member_that_leaves_remembers_term_vote_and_last_entry() -> None:
     raft = replica(1, 1, 3, term=5, vote="c")
     assert raft.memory() == HardState(5, "c", (3, 3))
-    assert replica(1, held=(3, 3)).memory().held == (3, 3), "of two memberships the longer log"
+    assert replica(1, held=(3, 3)).memory().held == (3, 3), "the longer log of two memberships is kept"
     back = replica(node="d", held=(3, 3), term=5)
     back.step("a", VoteRequest(6, 4, 3, False), 0)
     assert flush(back).hard == HardState(6, "a", (3, 3)), "it stays on disk"
 
 
-def test_a_leader_without_answers_of_a_quorum_steps_down() -> None:
-    """6.2: what it sends may still arrive; what counts is who answers."""
+def test_a_leader_without_answers_from_a_quorum_steps_down() -> None:
+    """6.2: its messages may still arrive, but only answers count."""
     raft = leader(voters="abcde")
     raft.step("b", HeartbeatReply(1), 150)
     raft.tick(200)
@@ -245,8 +246,8 @@ def test_votes_and_their_requests_wait_for_the_disk_and_pre_votes_do_not() -> No
 # Log replication (3.5)
 
 
-def test_a_mismatch_is_refused_with_the_place_to_try_next() -> None:
-    """3.5: rejections carry the term of the conflict so that one round skips a term."""
+def test_a_mismatch_is_refused_with_the_index_to_try_next() -> None:
+    """3.5: a rejection carries the term of the conflict, so that one round skips a term."""
     raft = replica(1, 1, 2, 2, 2)
     raft.step("b", AppendRequest(5, 7, 4, 0, []), 0)
     assert sent(flush(raft), AppendReply) == [AppendReply(5, False, 7, 5, 2)]
@@ -264,7 +265,7 @@ def test_a_conflict_deletes_the_entry_and_all_that_follow() -> None:
 
 
 def test_entries_already_there_do_not_shorten_the_log() -> None:
-    """A delayed request must not cut off newer matching entries."""
+    """A delayed request must not cut newer matching entries."""
     raft = replica(1, 1, 1, 1)
     raft.step("b", AppendRequest(1, 0, 0, 0, entries(1, 1)), 0)
     ready = flush(raft)
@@ -272,14 +273,14 @@ def test_entries_already_there_do_not_shorten_the_log() -> None:
     assert sent(ready, AppendReply) == [AppendReply(1, True, 2)]
 
 
-def test_commit_goes_no_further_than_the_last_entry_of_the_request() -> None:
-    """What lies behind it may be an old leader's."""
+def test_commit_advances_at_most_to_the_last_entry_of_the_request() -> None:
+    """Later entries may be from an old leader."""
     raft = replica(1, 1, 1, 1)
     raft.step("b", AppendRequest(2, 1, 1, 4, []), 0)
     assert raft.commit == 1
 
 
-def test_commit_never_falls() -> None:
+def test_commit_never_decreases() -> None:
     """An old request carries an old commit index."""
     raft = replica(1, 1, 1)
     raft.step("b", AppendRequest(1, 3, 1, 3, []), 0)
@@ -288,14 +289,14 @@ def test_commit_never_falls() -> None:
     assert raft.commit == 3
 
 
-def test_a_heartbeat_may_name_more_than_an_emptied_member_holds() -> None:
-    """The member takes no more for committed than it holds."""
+def test_a_heartbeat_may_commit_more_than_an_emptied_member_holds() -> None:
+    """The member does not commit more entries than it holds."""
     raft = replica(1)
     raft.step("b", Heartbeat(1, 7), 0)
     assert raft.commit == 1
 
 
-def test_a_conflict_at_or_below_the_commit_index_is_an_alarm() -> None:
+def test_a_conflict_at_or_below_the_commit_index_is_a_broken_invariant() -> None:
     """Committed entries are never truncated."""
     raft = replica(1, 1, 1)
     raft.step("b", AppendRequest(1, 3, 1, 2, []), 0)
@@ -309,7 +310,7 @@ def test_a_conflict_at_or_below_the_commit_index_is_an_alarm() -> None:
         raft.truncate(2)
 
 
-def test_a_request_from_before_the_base_is_no_conflict() -> None:
+def test_a_request_that_begins_before_the_base_is_no_conflict() -> None:
     """Purged entries are committed, so they match (openraft #511)."""
     raft = replica(1, 1, 1)
     raft.step("b", AppendRequest(1, 3, 1, 3, []), 0)
@@ -322,7 +323,7 @@ def test_a_request_from_before_the_base_is_no_conflict() -> None:
 
 
 def test_an_acknowledgement_waits_for_the_disk() -> None:
-    """3.8, S7: it leaves with `after`, in the Ready that carries the entries or a later one."""
+    """3.8, S7: it is sent with `after`, in the Ready that carries the entries or in a later one."""
     raft = replica()
     raft.step("b", AppendRequest(1, 0, 0, 0, entries(1)), 0)
     ready = raft.take()
@@ -334,7 +335,8 @@ def test_an_acknowledgement_waits_for_the_disk() -> None:
 
 
 def test_figure_8_an_old_entry_on_a_majority_is_not_committed_by_counting() -> None:
-    """3.6.2, figure 3.7: only an entry of the leader's own term commits, and all before it with it."""
+    """3.6.2, figure 3.7: only an entry of the leader's own term commits, and with it all entries before
+    it."""
     raft = leader(1, 2, 2, voters="abcde")
     assert raft.log.last_index == 4
     hold(raft, "bcd", 3)
@@ -344,7 +346,7 @@ def test_figure_8_an_old_entry_on_a_majority_is_not_committed_by_counting() -> N
 
 
 def win(cluster: Cluster, name: str) -> None:
-    """Elect `name` and stop before its first append leaves."""
+    """Elect `name` and stop before it sends its first append."""
     cluster.clock += 200
     while cluster[name].role is not Role.LEADER:
         if not cluster.wire:  # the first attempt may only teach it the others' term
@@ -362,7 +364,7 @@ def test_figure_8_the_whole_schedule() -> None:
     cluster = Cluster("abcde")
     cluster.elect("a")
     cluster.isolate("a")
-    x = "x" * APPEND_BYTES_MAX  # fills an append, so that it travels without the next term's entry
+    x = "x" * APPEND_BYTES_MAX  # fills an append, so that it is sent without the entry of the next term
     cluster["a"].propose([x.encode()], cluster.clock)
     cluster.settle()
     cluster.crash("a")
@@ -381,7 +383,7 @@ def test_figure_8_the_whole_schedule() -> None:
             cluster.nodes[name].work()
         _, to, message = cluster.wire[0]
         if isinstance(message, AppendRequest) and message.prev_index == 2 == cluster[to].log.last_index:
-            cluster.wire.pop(0)  # the entry of a's new term gets lost
+            cluster.wire.pop(0)  # the entry of a's new term is lost
         else:
             cluster.deliver()
     assert a.commit < 2
@@ -396,7 +398,8 @@ def test_figure_8_the_whole_schedule() -> None:
 
 
 def test_the_leaders_own_entry_counts_only_when_it_is_durable() -> None:
-    """10.2.1: it writes in parallel with sending; its own acknowledgement is the disk's."""
+    """10.2.1: the leader writes while it sends; the completion of its disk write is its own
+    acknowledgement."""
     raft = leader(durable=False)
     hold(raft, "b", 1)
     assert raft.commit == 0
@@ -405,7 +408,7 @@ def test_the_leaders_own_entry_counts_only_when_it_is_durable() -> None:
 
 
 def test_a_quorum_of_followers_commits_without_the_leaders_disk() -> None:
-    """10.2.1: the leader may even commit before its own write is done; it applies only after."""
+    """10.2.1: the leader may even commit before its own write is complete; it applies only afterwards."""
     raft = leader(durable=False)
     hold(raft, "bc", 1)
     assert raft.commit == 1 and flush(raft).committed is None
@@ -414,7 +417,7 @@ def test_a_quorum_of_followers_commits_without_the_leaders_disk() -> None:
 
 
 def test_an_outdated_completion_is_ignored() -> None:
-    """A write of another term says nothing about the entry that stands there now."""
+    """A write of another term proves nothing about the entry that is now at this index."""
     raft = leader(durable=False)
     raft.persisted(1, 7)
     assert raft.status().durable == 0

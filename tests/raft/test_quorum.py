@@ -1,4 +1,4 @@
-"""Majorities, checked against a twin too dumb to be wrong."""
+"""Majorities agree with a simple model."""
 
 import random
 from itertools import product
@@ -12,15 +12,16 @@ def dumb_majority(values: list[int]) -> int:
 
 
 def test_majority_value_equals_counting_for_each_value() -> None:
-    """20 000 random groups of up to 9: the highest value more than half have reached."""
+    """20 000 random groups of up to nine: the highest value that more than half have reached."""
     draw = random.Random(1)
     for _ in range(20_000):
         values = [draw.randrange(6) for _ in range(draw.randrange(10))]
         assert majority_value(values) == dumb_majority(values), values
 
 
-def test_votes_of_every_group_up_to_five() -> None:
-    """Won with more than half yes, lost once that cannot come any more, else open."""
+def test_votes_are_counted_in_every_group_of_up_to_five() -> None:
+    """An election is won with more than half of the votes, lost if that is no longer possible, and otherwise
+    open."""
     for size in range(1, 6):
         voters = tuple("abcde"[:size])
         for answers in product((True, False, None), repeat=size):
@@ -35,5 +36,5 @@ def test_votes_of_every_group_up_to_five() -> None:
 
 
 def test_votes_of_others_do_not_count() -> None:
-    """A learner's yes wins nothing."""
+    """The vote of a learner does not count."""
     assert count_votes(("a", "b", "c"), {"a": True, "x": True, "y": True}) is Verdict.OPEN

@@ -1,4 +1,5 @@
-"""Random clusters under loss, repeats, reordering, cuts, crashes and membership changes, then healed.
+"""Random clusters with lost, repeated and reordered messages, cut links, crashes and membership changes, then
+healed.
 
 A failing seed replays exactly: `pytest -k 'seed-17'`.
 """
@@ -16,7 +17,7 @@ EVENTS = 1200
 
 
 class Chaos:
-    """One seeded run: each event is drawn, applied, and checked by the nodes' own checks."""
+    """One seeded run: each event is drawn and applied, and the checks of the nodes follow."""
 
     def __init__(self, seed: int) -> None:
         size = 3 + seed % 3
@@ -144,7 +145,7 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(40), ids=lambda s: f"seed-{s}")
 def test_safe_after_every_event_and_live_after_healing(seed: int) -> None:
-    """S1 to S7 hold throughout; healed, one leader commits and all its members converge."""
+    """S1 to S7 hold throughout; after healing, one leader commits and all its members converge."""
     chaos = Chaos(seed)
     for _ in range(EVENTS):
         chaos.event()

@@ -1,4 +1,5 @@
-"""ReadIndex (thesis 6.4): no answer without a quorum that answered after the read came."""
+"""ReadIndex (thesis 6.4): a read is answered only after a quorum has answered a round that began after the
+read arrived."""
 
 from nodeagent.model.limits import READS_PENDING_MAX
 from nodeagent.model.raft_messages import Heartbeat, HeartbeatReply, ReadReply, ReadRequest
@@ -15,8 +16,8 @@ def reading_leader() -> Raft:
     return raft
 
 
-def test_an_old_answer_does_not_confirm_a_new_read_of_the_same_name() -> None:
-    """Rounds are numbers that never come again; contexts are not looked at (etcd #20418)."""
+def test_an_old_answer_does_not_confirm_a_new_read_with_the_same_context() -> None:
+    """Round numbers are never reused; contexts are ignored (etcd #20418)."""
     raft = reading_leader()
     raft.read(7, 100)
     assert sent(flush(raft), Heartbeat, "b") == [Heartbeat(1, 1, 1)]
@@ -31,7 +32,7 @@ def test_an_old_answer_does_not_confirm_a_new_read_of_the_same_name() -> None:
 
 
 def test_reads_wait_for_the_first_commit_of_the_term() -> None:
-    """Before it the leader does not know what is committed."""
+    """Before it, the leader does not know which entries are committed."""
     raft = leader(1, 1)
     raft.read(1, 100)
     assert all(m.read == 0 for m in sent(flush(raft), Heartbeat) if isinstance(m, Heartbeat))
@@ -42,15 +43,15 @@ def test_reads_wait_for_the_first_commit_of_the_term() -> None:
 
 
 def test_pending_reads_are_bounded() -> None:
-    """One more than `READS_PENDING_MAX` fails at once."""
+    """One read more than `READS_PENDING_MAX` fails at once."""
     raft = leader()
     for context in range(READS_PENDING_MAX + 1):
         raft.read(context, 100)
     assert flush(raft).reads_failed == [READS_PENDING_MAX]
 
 
-def test_answered_reads_make_room() -> None:
-    """The bound is on what is pending, not on what was ever asked."""
+def test_answered_reads_no_longer_count_as_pending() -> None:
+    """The limit applies to pending reads, not to all reads so far."""
     raft = leader(voters="a")
     for _ in range(3):
         for context in range(READS_PENDING_MAX):
@@ -59,14 +60,14 @@ def test_answered_reads_make_room() -> None:
 
 
 def test_a_lone_voter_confirms_itself() -> None:
-    """Nobody else can have been elected."""
+    """No other node can have been elected."""
     raft = leader(voters="a")
     raft.read(3, 100)
     assert flush(raft).reads == [(3, 1)]
 
 
-def test_a_followers_reads_go_to_the_leader_together() -> None:
-    """One request for all reads of a turn; an answer to another number fits nothing."""
+def test_the_reads_of_a_follower_are_sent_to_the_leader_in_one_request() -> None:
+    """One request carries all reads of a turn; an answer with another number is ignored."""
     raft = replica()
     raft.step("b", Heartbeat(1, 0), 0)
     for context in (4, 5):
@@ -82,7 +83,7 @@ def test_a_followers_reads_go_to_the_leader_together() -> None:
 
 
 def test_a_forwarded_read_fails_in_time_with_the_leader_and_without_one() -> None:
-    """A timeout is an error, not old data."""
+    """A timeout is an error and never returns old data."""
     raft = replica()
     raft.read(1, 0)
     assert flush(raft).reads_failed == [1]
@@ -99,7 +100,7 @@ def test_a_forwarded_read_fails_in_time_with_the_leader_and_without_one() -> Non
 
 
 def test_a_deposed_leader_answers_no_read() -> None:
-    """S6: it was cut off; the others commit; its read fails instead of telling the old state."""
+    """S6: it was isolated and the others commit; its read fails instead of returning the old state."""
     cluster = Cluster("abc")
     cluster.elect("a")
     cluster.isolate("a")
@@ -109,7 +110,7 @@ def test_a_deposed_leader_answers_no_read() -> None:
     assert old.answered == [] and old.reads_failed == [context]
 
 
-def test_a_leader_tells_followers_when_their_read_fails() -> None:
+def test_a_leader_informs_followers_when_their_read_fails() -> None:
     """They need not wait for the timeout."""
     raft = reading_leader()
     raft.step("b", ReadRequest(1, 77), 100)

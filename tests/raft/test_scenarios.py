@@ -1,16 +1,16 @@
 """Text scenarios: a command, `----`, and every message and state change that follows from it.
 
-`REWRITE=1 pytest tests/raft/test_scenarios.py` writes what happens now; the diff is the review.
+`REWRITE=1 pytest tests/raft/test_scenarios.py` writes the actual output; review the diff.
 
 Commands (nodes are single letters, times in milliseconds):
-    cluster abc [learners=d] [spare=e]   a new cluster, nothing elected
-    timeout a                            a's next deadline passes, for a alone
+    cluster abc [learners=d] [spare=e]   a new cluster without a leader
+    timeout a                            a's next deadline passes, for a only
     quiet 100                            time passes for all, all is delivered; messages are not shown
-    settle                               deliver in order and sync disks until nothing moves
-    work a [nosync]                      a hands out its Readies; without sync nothing becomes durable
-    deliver a b | drop a b               all messages under way from a to b
+    settle                               deliver in order and sync disks until nothing changes
+    work a [nosync]                      a hands out its Readies; with nosync nothing becomes durable
+    deliver a b | drop a b               deliver or drop all messages from a to b
     propose a x y · read a · transfer a b · compact a 4 · change a voters=ab learners=c
-    isolate a · deafen a · heal · crash a · restart a     (deaf: it is heard but hears nobody)
+    isolate a · deafen a · heal · crash a · restart a     (a deaf node is heard but hears no other node)
     status                               one line per node
 """
 
@@ -41,7 +41,7 @@ FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 
 
 def describe(m: RaftMessage) -> str:
-    """One message in a few words; index/term pairs are written `index/term`."""
+    """Describe one message in a few words; index/term pairs are written `index/term`."""
     read = f" read={m.read}" if isinstance(m, AppendRequest | Heartbeat | HeartbeatReply) and m.read else ""
     name = type(m).__name__
     match m:
@@ -143,7 +143,7 @@ class Player:
                 return
             for _ in range(len(self.cluster.wire)):
                 self.step(0)
-        raise AssertionError("the cluster does not come to rest")
+        raise AssertionError("the cluster does not settle")
 
     def note_reads(self) -> None:
         for name, node in self.cluster.nodes.items():
@@ -196,7 +196,7 @@ class Player:
 
 
 def play(text: str) -> str:
-    """The same file with the traces of this run."""
+    """Return the same file with the traces of this run."""
     player = Player()
     blocks = []
     for block in text.strip().split("\n\n"):
@@ -207,7 +207,7 @@ def play(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_scenario_goes_as_written(path: Path) -> None:
+def test_scenario_has_the_recorded_trace(path: Path) -> None:
     """The trace in the file is exactly what happens."""
     text = path.read_text(encoding="utf-8")
     played = play(text)
