@@ -1,7 +1,7 @@
-"""Whatever the client, the leader and `PutSchema` accept can be filed, read, merged, copied and verified.
+"""Rows that the client, the leader and `PutSchema` accept can be stored, read, merged, copied and verified.
 
-With the real TsFile library: the limits in `model.names` and `table.values` are what it was measured to give
-back, and a new version of it has to pass here.
+These tests use the real TsFile library: the limits in `model.names` and `table.values` are those at which it
+was measured to return all rows, and every new version of it has to pass these tests.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ def tables(draw: st.DrawFn) -> Given:
 
 
 def rows_of(schema: TableSchema, columns: Sequence[list[Any]]) -> pa.RecordBatch:
-    """As a client would send them, through the gate."""
+    """The rows as a client would send them, after validation."""
     kinds = [pa.int64(), *(ARROW_TYPES[c.type] for c in schema.columns)]
     plain = {pa.timestamp("ns"): pa.int64(), pa.date32(): pa.int32()}
     arrays = [pa.array(v, plain.get(kind, kind)).cast(kind) for v, kind in zip(columns, kinds, strict=True)]
@@ -113,7 +113,7 @@ def rows_of(schema: TableSchema, columns: Sequence[list[Any]]) -> pa.RecordBatch
 
 
 def read(made: ClosedUnit, schema: TableSchema, tsfile: TsFileFormat) -> pa.Table:
-    """By way of a scan, which checks the bytes first."""
+    """Read with a scan, which checks the bytes first."""
     return scanned(made, ScanSpec(schema), tsfile)
 
 
@@ -123,14 +123,14 @@ def scanned(made: ClosedUnit, spec: ScanSpec, tsfile: TsFileFormat) -> pa.Table:
 
 
 def alike(one: pa.Table, other: pa.Table, schema: TableSchema) -> bool:
-    """Bit by bit but for the payload of a NaN."""
+    """Compare every bit except the payload of a NaN."""
     return repr(one.to_pylist()) == repr(other.to_pylist()) and checksum(one, schema) == checksum(
         other, schema
     )
 
 
 def check_whole_way(schema: TableSchema, batch: pa.RecordBatch, tsfile: TsFileFormat) -> None:
-    """Close in two files, read, merge, look at the copy as `verify` does."""
+    """Close into two files, read, merge, and check the copy as `verify` does."""
     check_fileable(schema)
     whole = pa.Table.from_batches([batch])
     want = merge([((1,), whole)], (), schema)
@@ -191,8 +191,8 @@ PLANES = [chr(0x10000 * plane + 0xFFFD) for plane in range(17)] + ["", "\x01", "
         [[5], [1], [2], [3]],
     )
 )
-def test_what_is_accepted_goes_the_whole_way(tsfile: TsFileFormat, given: Given) -> None:
-    """Names, types and values that pass the gate come back from every file, copy and check as they were."""
+def test_accepted_rows_pass_unchanged_through_every_step(tsfile: TsFileFormat, given: Given) -> None:
+    """Accepted names, types and values are unchanged in every file, copy and check."""
     schema, columns = given
     try:
         batch = rows_of(schema, columns)
@@ -201,8 +201,8 @@ def test_what_is_accepted_goes_the_whole_way(tsfile: TsFileFormat, given: Given)
     check_whole_way(schema, batch, tsfile)
 
 
-def test_many_long_names_and_a_large_text(tsfile: TsFileFormat) -> None:
-    """Names at their limit by the dozen, and a text near the limit of a write."""
+def test_many_long_names_and_a_large_text_pass_unchanged_through_every_step(tsfile: TsFileFormat) -> None:
+    """There are dozens of names of maximal length, and a text near the limit of a write."""
     fields = [Column(f"{i:03d}".ljust(NAME_BYTES_MAX, "c"), "DOUBLE", False) for i in range(40)]
     schema = TableSchema("sg", "t", 1, (TAG, Column("x", "TEXT", False), *fields))
     columns: list[list[Any]] = [[1, 2], ["a", "a"], ["z" * (7 << 20), None], *([[1.0, None]] * 40)]

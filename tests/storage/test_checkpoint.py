@@ -1,4 +1,4 @@
-"""A checkpoint is one payload to whoever reads it, whole or with what changed since beside it."""
+"""A reader gets a checkpoint as one payload, whether it is stored as a whole or as a base with a delta."""
 
 import errno
 import random
@@ -45,8 +45,9 @@ def names(*files: FileMeta) -> set[str]:
     return {f.name for f in files}
 
 
-def test_what_changed_goes_on_from_the_whole_one() -> None:
-    """Files come and go; each save replaces the one before; what an earlier release wrote is read as ever."""
+def test_a_delta_applies_to_the_whole_checkpoint() -> None:
+    """Files are added and removed, each save replaces the previous one, and checkpoints of an earlier release
+    are readable."""
     disk = SimDisk()
     save_checkpoint(disk, GROUP, payload(1, FILES[:2]))
     assert loaded(disk) == (1, names(*FILES[:2]))
@@ -66,8 +67,8 @@ def names_of(*files: FileMeta) -> tuple[str, ...]:
     return tuple(f.name for f in files)
 
 
-def test_what_changed_costs_what_changed() -> None:
-    """The whole checkpoint is not written again, whatever it names."""
+def test_a_delta_is_as_small_as_the_changes() -> None:
+    """The whole checkpoint is not rewritten, however many files it names."""
     disk = SimDisk()
     base = save_checkpoint(disk, GROUP, payload(2), FileChanges("", FILES))
     before = disk.read(layout.checkpoint_path(GROUP))
@@ -77,7 +78,7 @@ def test_what_changed_costs_what_changed() -> None:
 
 
 def test_changes_of_another_checkpoint_are_not_saved() -> None:
-    """An installed snapshot may have taken the place of the one they go on from."""
+    """An installed snapshot may have replaced the checkpoint that the changes are based on."""
     disk = SimDisk()
     base = save_checkpoint(disk, GROUP, payload(2), FileChanges("", FILES[:4]))
     save_checkpoint(disk, GROUP, payload(7, FILES[4:6]))
@@ -86,8 +87,8 @@ def test_changes_of_another_checkpoint_are_not_saved() -> None:
     assert loaded(disk) == (7, names(*FILES[4:6]))
 
 
-def test_after_a_power_cut_the_old_or_the_new_is_there() -> None:
-    """At every operation on disk, of a delta and of a whole one that ends it."""
+def test_after_a_power_cut_the_old_or_the_new_checkpoint_exists() -> None:
+    """This holds at every disk operation of a delta and of the whole checkpoint that replaces the delta."""
     steps: list[tuple[str, tuple[FileMeta, ...], tuple[str, ...]]] = [
         ("", FILES[:10], ()),
         ("base", FILES[10:12], ()),
@@ -117,8 +118,8 @@ def test_after_a_power_cut_the_old_or_the_new_is_there() -> None:
     assert cuts > 12
 
 
-def test_damage_is_never_taken_for_nothing() -> None:
-    """Every byte of what changed is proved, as every byte of the whole one."""
+def test_a_damaged_checkpoint_is_an_error() -> None:
+    """Every byte of a delta is verified, like every byte of a whole checkpoint."""
     disk = SimDisk()
     base = save_checkpoint(disk, GROUP, payload(2), FileChanges("", FILES[:4]))
     save_checkpoint(disk, GROUP, payload(3), FileChanges(base, FILES[4:5]))
@@ -132,8 +133,8 @@ def test_damage_is_never_taken_for_nothing() -> None:
     assert loaded(disk) == (3, names(*FILES[:5]))
 
 
-def test_a_disk_that_gives_no_bytes_is_damage_of_that_group() -> None:
-    """It stops no other. Any other error of the disk is its own."""
+def test_an_unreadable_checkpoint_is_damage_of_its_group() -> None:
+    """The error stops no other group. Any other error of the disk is raised unchanged."""
     disk = SimDisk()
     base = save_checkpoint(disk, GROUP, payload(2), FileChanges("", FILES[:4]))
     save_checkpoint(disk, GROUP, payload(3), FileChanges(base, FILES[4:5]))

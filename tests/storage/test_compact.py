@@ -1,4 +1,5 @@
-"""Many files into one: the same bytes everywhere, the rows of a merge of everything, and no wrong ones."""
+"""A compaction of many files has the same bytes on every node and the rows of a merge of everything, and
+never wrong rows."""
 
 import errno
 import random
@@ -58,7 +59,7 @@ def compact_job(
 
 
 def random_parts(seed: int) -> list[Part]:
-    """Overwrites, nulls, two versions of the schema."""
+    """Parts with overwrites, nulls and two versions of the schema."""
     rng = random.Random(seed)
     parts: list[Part] = []
     for index in range(10, 70, 10):
@@ -83,7 +84,8 @@ DELETES = (
 
 
 def make(root: Path, parts: list[Part]) -> tuple[FileMeta, bytes, pa.Table]:
-    """The output on real TsFiles: its row in the manifest, its bytes, what a scan of it gives."""
+    """The output of real TsFiles: its row in the manifest, its bytes, and the rows that a scan of it
+    returns."""
     disk = RealDisk(root)
     engine = WorkerEngine(str(root), 60)
     storage = Storage(disk, engine)
@@ -94,7 +96,7 @@ def make(root: Path, parts: list[Part]) -> tuple[FileMeta, bytes, pa.Table]:
         assert isinstance(result, FilesClosed), result
         (meta,) = result.files
         assert meta is not None
-        assert all(storage.files.hash(GROUP, f) == f.xxh3 for f in files), "inputs stay"
+        assert all(storage.files.hash(GROUP, f) == f.xxh3 for f in files), "an input was changed"
         scanned = storage.run(Scan(GROUP, spec(WIDER), (meta,), (), ()))
         assert isinstance(scanned, Scanned), scanned
         return meta, disk.read(path_of(meta)), decode(scanned.ipc)
@@ -102,9 +104,9 @@ def make(root: Path, parts: list[Part]) -> tuple[FileMeta, bytes, pa.Table]:
         engine.stop()
 
 
-def test_the_same_bytes_and_the_rows_of_a_merge_of_everything(tmp_path: Path) -> None:
-    """Two nodes make one file of six real TsFiles; deletes, overwrites, nulls and added columns are as in a
-    merge of the rows themselves."""
+def test_a_compaction_has_the_same_bytes_on_every_node_and_the_rows_of_a_merge(tmp_path: Path) -> None:
+    """Two nodes make one file from six real TsFiles; deletes, overwrites, nulls and added columns are as in a
+    merge of the rows."""
     parts = random_parts(1)
     first, second = (make(tmp_path / name, parts) for name in ("one", "two"))
     assert first[:2] == second[:2]
@@ -133,7 +135,7 @@ def test_every_type_survives_being_merged_twice(tmp_path: Path) -> None:
         engine.stop()
 
 
-def test_no_file_where_everything_is_deleted() -> None:
+def test_no_file_is_written_if_everything_is_deleted() -> None:
     storage = room(SimDisk())
     files = [closed(storage, f"f{i}", i, rows(5, seed=i), SIMPLE) for i in (1, 2)]
     delete = Tombstone((9,), KEY, "t", (), 0, 99)
@@ -141,8 +143,9 @@ def test_no_file_where_everything_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("how", ["flipped", "missing", "forged", "unreadable"])
-def test_an_input_that_is_not_what_the_log_says_is_not_opened(how: str) -> None:
-    """Nothing is made of it, the damage is named by its file, and once it is mended the same job makes it."""
+def test_an_input_that_differs_from_its_manifest_is_not_opened(how: str) -> None:
+    """No output is written, the damaged file is named, and after its repair the same job writes the
+    output."""
     disk = SimDisk()
     storage = room(disk)
     files = [closed(storage, f"f{i}", i, rows(5, seed=i), SIMPLE) for i in (1, 2)]
@@ -166,8 +169,9 @@ def test_an_input_that_is_not_what_the_log_says_is_not_opened(how: str) -> None:
     assert storage.run(compact_job(files, SIMPLE)) == want
 
 
-def test_values_that_were_read_wrong_do_not_reach_a_file() -> None:
-    """A schema without a column of the file, or a reader that errs: the recorded sums tell."""
+def test_wrongly_read_values_are_not_written_to_a_file() -> None:
+    """The recorded checksums detect a schema without a column of the file, and a reader that returns wrong
+    values."""
     storage = room(SimDisk())
     one, two = random_parts(2)[3:5]
     files = [closed(storage, f"f{i}", i, batch, WIDER) for i, batch in (one, two)]
@@ -176,7 +180,7 @@ def test_values_that_were_read_wrong_do_not_reach_a_file() -> None:
 
 
 def test_the_output_is_durable_when_it_is_answered_and_the_inputs_stay() -> None:
-    """Cut anywhere: the inputs are whole, the output is whole or has no name."""
+    """After a power cut at any operation, the inputs are whole, and the output is whole or has no name."""
     want = room(SimDisk())
     parts = [(i, rows(5, seed=i)) for i in (1, 2)]
     files = [closed(want, f"f{i}", i, batch, SIMPLE) for i, batch in parts]

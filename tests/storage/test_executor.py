@@ -1,4 +1,4 @@
-"""Jobs on a disk that fails: what was answered is durable, what failed can be tried again."""
+"""Jobs on a disk that fails: the result of an answered job is durable, and a failed job can be retried."""
 
 import errno
 import random
@@ -30,8 +30,8 @@ UNITS = (unit("a", (1, rows(20))), unit("b", (2, rows(10)), slot=6), unit("c", (
 
 
 def cut_everywhere(work: Callable[[Storage], object], check: Callable[[Storage, bool], None]) -> int:
-    """Run `work` with the power cut at its n-th disk change, for every n; `check` sees the disk after
-    the crash and whether the work had answered. Returns how many cuts there were."""
+    """Run `work` with a power cut at its n-th disk change, for every n; `check` gets the disk after the crash
+    and whether the work had answered. Return the number of cuts."""
     cut = 0
     while True:
         cut += 1
@@ -50,8 +50,9 @@ def cut_everywhere(work: Callable[[Storage], object], check: Callable[[Storage, 
             return cut
 
 
-def test_closed_files_are_durable_and_whole_names_only() -> None:
-    """Cut anywhere: once answered all files verify; before, each name is a whole file or is not there."""
+def test_closed_files_are_durable_and_every_name_is_a_whole_file() -> None:
+    """After a power cut at any operation: all files verify if the job answered; otherwise each name is a
+    whole file or does not exist."""
     want = close(room(SimDisk()), *UNITS)
 
     def check(storage: Storage, answered: bool) -> None:
@@ -63,8 +64,8 @@ def test_closed_files_are_durable_and_whole_names_only() -> None:
     assert cut_everywhere(lambda s: close(s, *UNITS), check) > 10
 
 
-def test_checkpoint_is_old_or_new() -> None:
-    """A torn checkpoint write leaves the one before; it never reads as none or as damaged."""
+def test_after_a_power_cut_the_checkpoint_is_the_old_or_the_new_one() -> None:
+    """A torn checkpoint write leaves the previous checkpoint, which is neither missing nor damaged."""
 
     def work(storage: Storage) -> None:
         for payload in (b"one" * 100, b"two" * 500):
@@ -84,7 +85,7 @@ def test_checkpoint_is_old_or_new() -> None:
 
 @pytest.mark.parametrize("operation", ["write", "sync", "rename", "sync_dir", "mkdirs", "create"])
 def test_disk_errors_fail_the_job_and_a_retry_succeeds(operation: str) -> None:
-    """No space is `overloaded`, an IO error `unavailable`; the same job then works."""
+    """A full disk is `overloaded`, an I/O error `unavailable`; the same job then succeeds."""
     for number, code in ((errno.ENOSPC, "overloaded"), (errno.EIO, "unavailable")):
         disk = SimDisk()
         storage = room(disk)
@@ -96,7 +97,7 @@ def test_disk_errors_fail_the_job_and_a_retry_succeeds(operation: str) -> None:
 
 
 def test_scan_merges_files_memory_and_deletes() -> None:
-    """Newest value per cell over files and memory; a delete masks what is older; small and large scans
+    """The newest value per cell over files and memory wins; a delete masks older rows; small and large scans
     take different paths to the same answer."""
     storage = room(SimDisk())
     old = table({"time": [1, 2], "dev": ["x", "x"], "v": [1.0, 2.0]})
@@ -115,7 +116,7 @@ def test_scan_merges_files_memory_and_deletes() -> None:
 
 
 def test_scan_of_a_rotten_or_missing_file_fails() -> None:
-    """A flipped byte is file_corrupt, a missing file not_found: never fewer rows."""
+    """A flipped byte is file_corrupt and a missing file not_found; a scan never returns fewer rows."""
     disk = SimDisk()
     storage = room(disk)
     meta = close(storage, unit("a", (1, rows(20))))[0]
@@ -128,17 +129,18 @@ def test_scan_of_a_rotten_or_missing_file_fails() -> None:
 
 
 def test_bad_memory_batch_is_an_error_of_the_job() -> None:
-    """A batch that is no Arrow stream fails its job, not the caller."""
+    """A batch that is not an Arrow stream fails its job, not the caller."""
     storage = room(SimDisk())
     bad = unit("a").batches + (unit("a", (1, rows(1))).batches[0].__class__((1,), b"junk"),)
     result = storage.run(Scan(GROUP, spec(), (), bad, ()))
     assert isinstance(result, Failed) and result.code == "invalid_input"
 
 
-def test_an_exception_in_a_read_fails_that_read_and_in_a_change_passes(
+def test_an_exception_fails_a_read_and_is_raised_from_a_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What only reads can be answered as failed; a change may be half done, so nobody goes on."""
+    """A job that only reads can be answered as failed; a change may be half done, so the process must not
+    continue."""
     storage = room(SimDisk())
 
     def fails(*_: object) -> None:
@@ -152,8 +154,9 @@ def test_an_exception_in_a_read_fails_that_read_and_in_a_change_passes(
         storage.run(SaveCheckpoint(GROUP, b"x"))
 
 
-def test_orphans_are_swept_and_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files no manifest names go; named ones and groups that were not mentioned stay."""
+def test_orphans_are_deleted_and_other_files_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that no manifest names are deleted; named files, and groups that the job does not mention,
+    stay."""
     disk = SimDisk()
     storage = room(disk)
     metas = close(storage, *UNITS)
@@ -164,8 +167,9 @@ def test_orphans_are_swept_and_others_left(monkeypatch: pytest.MonkeyPatch) -> N
     assert storage.files.hash("node2.1", other[0]) == other[0].xxh3
 
 
-def test_removed_group_is_gone_also_after_a_crash() -> None:
-    """After the answer no crash brings the group back; before, a checkpoint means it is whole."""
+def test_removed_group_stays_removed_after_a_crash() -> None:
+    """After the answer, no crash restores the group; before it, a checkpoint means that the group is
+    whole."""
     want = close(room(SimDisk()), *UNITS)
 
     def work(storage: Storage) -> None:
@@ -182,7 +186,7 @@ def test_removed_group_is_gone_also_after_a_crash() -> None:
     cut_everywhere(work, check)
 
 
-def test_a_removed_group_takes_nothing_of_another_along() -> None:
+def test_the_removal_of_a_group_deletes_no_file_of_another_group() -> None:
     """This node may hold the same slots as a member of two groups (S11)."""
     storage = room(SimDisk())
     close(storage, *UNITS)
@@ -192,8 +196,8 @@ def test_a_removed_group_takes_nothing_of_another_along() -> None:
     assert storage.files.hash("node2.1", kept) == kept.xxh3 and storage.checkpoint("node2.1") == b"state"
 
 
-def test_units_are_cut_into_calls_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many units go to the engine in bounded calls and come back in order."""
+def test_units_are_divided_into_calls_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units are sent to the engine in bounded calls, and the results have the same order."""
     monkeypatch.setattr(executor, "UNITS_PER_CALL_MAX", 2)
     units = tuple(unit(f"u{i}", (1, rows(i + 1))) for i in range(5)) + (unit("none"),)
     assert [len(call) for call in executor._calls(units)] == [2, 2, 2]
@@ -202,8 +206,9 @@ def test_units_are_cut_into_calls_in_order(monkeypatch: pytest.MonkeyPatch) -> N
     assert [None if m is None else m.rows for m in result.files] == [1, 2, 3, 4, 5, None]
 
 
-def test_temporary_files_go_at_the_next_start() -> None:
-    """A process that ends in a close leaves some; nothing would ever take them away or use them."""
+def test_temporary_files_are_deleted_at_the_next_start() -> None:
+    """A process that stops during a close leaves temporary files; nothing else would ever delete or use
+    them."""
     disk = SimDisk()
     storage, left = room(disk), 0
     for cut in range(1, 9):
@@ -218,7 +223,7 @@ def test_temporary_files_go_at_the_next_start() -> None:
 
 
 def test_a_close_that_fails_leaves_no_temporary_file() -> None:
-    """Each try would leave another one, and a full disk is tried again every second."""
+    """Each retry would leave another file, and with a full disk there is a retry every second."""
     disk = SimDisk()
     storage = room(disk)
     for skip, fault in [(1, "write"), (0, "sync"), (1, "rename")]:

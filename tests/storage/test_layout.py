@@ -1,4 +1,4 @@
-"""Names from the wire never become paths unchecked."""
+"""Names from the network become paths only after they are checked."""
 
 from collections.abc import Callable
 
@@ -44,7 +44,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_refused(name: str) -> None:
-    """Separators, dots, control and foreign characters, over-long names: InvalidName everywhere."""
+    """Separators, dots, control and foreign characters, and overlong names raise InvalidName everywhere."""
     makes: list[Callable[[], str]] = [
         lambda: layout.group_dir(name),
         lambda: layout.file_path("g", 1, name),
@@ -60,7 +60,8 @@ def test_hostile_names_are_refused(name: str) -> None:
 
 
 def test_reserved_names_and_bad_slots_are_refused() -> None:
-    """A data file may not pass for an index, a payload or a part; snapshot ids are hex; slots in range."""
+    """A data file must not have the name of an index, a payload or a part; snapshot ids are hex; slots are in
+    range."""
     for name in ("index", "payload", "x.part"):
         with pytest.raises(InvalidName):
             layout.file_path("g", 1, name)
@@ -78,8 +79,8 @@ def test_reserved_names_and_bad_slots_are_refused() -> None:
         layout.snapshot_dir("xyz")
 
 
-def test_hostile_jobs_fail_and_touch_nothing() -> None:
-    """A job with such a name is `Failed(invalid_name)`; files of others stay."""
+def test_hostile_jobs_fail_and_change_nothing() -> None:
+    """A job with such a name is `Failed(invalid_name)`; files of other groups stay."""
     disk = SimDisk()
     storage = room(disk)
     meta = close(storage, unit("a", (1, rows(5))))[0]
@@ -98,7 +99,7 @@ def test_hostile_jobs_fail_and_touch_nothing() -> None:
 
 
 def test_envelope_detects_every_flip_and_cut() -> None:
-    """No flipped bit, cut or added byte passes."""
+    """Every flipped bit, cut and added byte is detected."""
     sealed = seal(b"TEST", b"payload of some length")
     assert unseal(b"TEST", sealed, "x") == b"payload of some length"
     for at in range(len(sealed)):
@@ -111,8 +112,8 @@ def test_envelope_detects_every_flip_and_cut() -> None:
         unseal(b"ELSE", sealed, "x")
 
 
-def test_what_is_no_group_is_let_alone() -> None:
-    """Somebody's own copies beside the groups neither stop a node nor are taken for one of its groups."""
+def test_a_directory_that_is_not_a_group_is_ignored() -> None:
+    """An operator's copies beside the groups do not stop a node, and the node does not use them as groups."""
     disk = SimDisk()
     own = ("meta", "node1.1", "n-1_a.20")
     others = ("lost+found", "node1.1 (copy)", "node1.1.bak", "node1.", ".1", "node1.\u0661", "old")
@@ -121,8 +122,8 @@ def test_what_is_no_group_is_let_alone() -> None:
     assert SlotFiles(disk).groups() == tuple(sorted(own))
 
 
-def test_damaged_checkpoint_is_never_taken_for_none() -> None:
-    """Absent is None; anything unreadable is Damaged."""
+def test_damaged_checkpoint_is_never_read_as_missing() -> None:
+    """A missing checkpoint is None; any unreadable checkpoint is Damaged."""
     disk = SimDisk()
     assert load_checkpoint(disk, "g") is None
     save_checkpoint(disk, "g", b"one")

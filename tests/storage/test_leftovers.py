@@ -1,4 +1,4 @@
-"""What a directory holds beside the files that its groups name."""
+"""What a directory contains beside the files that its groups name."""
 
 from nodeagent.storage import layout
 from nodeagent.storage.leftovers import (
@@ -17,8 +17,8 @@ from nodeagent.testing.disk import SimDisk
 from .units import GROUP, close, path_of, room, rows, unit
 
 
-def test_a_node_at_rest_has_nothing_left_over() -> None:
-    """Empty directories of its own, checkpoints and named files are no leftovers."""
+def test_an_idle_node_has_no_leftovers() -> None:
+    """Empty directories of the node, checkpoints and named files are not leftovers."""
     disk = SimDisk()
     storage = room(disk)
     metas = close(storage, unit("a", (1, rows(10))), unit("b", (2, rows(10))))
@@ -28,7 +28,7 @@ def test_a_node_at_rest_has_nothing_left_over() -> None:
     assert list(leftovers(disk, {GROUP: metas})) == []
 
 
-def test_everything_else_is_told_with_what_it_looks_like() -> None:
+def test_every_other_file_is_reported_with_its_probable_kind() -> None:
     disk = SimDisk()
     storage = room(disk)
     named, orphan = close(storage, unit("a", (1, rows(10))), unit("b", (2, rows(10))))

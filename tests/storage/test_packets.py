@@ -1,4 +1,4 @@
-"""Requests on their way to a worker."""
+"""Requests are encoded for a worker and decoded again."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def packed(request: Request) -> list[bytes]:
 
 
 def told(request: Request) -> object:
-    """The request, with its rows wherever they lie."""
+    """The request, with its rows wherever they are stored."""
     if isinstance(request, CloseRequest):
         return [(u.spec, told_of(u.batches), u.tombstones) for u in request.units]
     if isinstance(request, ScanRequest):
@@ -43,12 +43,12 @@ def told_of(batches: Sequence[MemBatch]) -> list[tuple[Order, bytes]]:
         ScanRequest(spec(), ()),
     ],
 )
-def test_what_goes_in_comes_out(request_: Request) -> None:
+def test_a_request_is_unchanged_after_encoding_and_decoding(request_: Request) -> None:
     assert told(packets.decode(b"".join(packed(request_)))) == told(request_)
 
 
 def test_rows_are_not_encoded_in_one_call() -> None:
-    """Nothing that takes long holds the interpreter: pieces are small, however much a unit has."""
+    """No call holds the interpreter for long: the pieces are small, however many rows a unit has."""
     batches = tuple((i, rows(2_000)) for i in range(1, 200))
     request = CloseRequest((unit("big", *batches),))
     pieces = packed(request)
@@ -58,13 +58,13 @@ def test_rows_are_not_encoded_in_one_call() -> None:
     assert told(packets.decode(b"".join(pieces))) == told(request)
 
 
-def test_a_compaction_has_no_rows_with_it() -> None:
+def test_a_compaction_request_contains_no_rows() -> None:
     one = unit("c")
     request = CompactRequest(CompactUnit(one.spec, (3,), ()), ("x/y",))
     assert packets.decode(b"".join(packed(request))) == request
 
 
-def test_rows_that_are_missing_or_too_many_are_no_request() -> None:
+def test_a_request_with_missing_or_extra_rows_is_refused() -> None:
     body = b"".join(packed(CloseRequest((unit("a", (1, rows(10))),))))
     for bad in (body[:-1], body + b"x"):
         with pytest.raises(AssertionError):

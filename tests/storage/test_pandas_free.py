@@ -28,10 +28,10 @@ def _run(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_worker_goes_without_pandas() -> None:
+def test_a_worker_does_not_import_pandas() -> None:
     _run(WORKER)
 
 
-def test_who_needs_pandas_beside_tsfile_has_it() -> None:
+def test_pandas_can_be_imported_together_with_tsfile() -> None:
     _run(BOTH)
     _run("import pandas; " + BOTH.strip().replace("\n", "; "))

@@ -1,4 +1,5 @@
-"""Rows that cannot become a TsFile are parked as Arrow: a file that is hashed, read, copied and verified."""
+"""Rows that cannot become a TsFile are parked as an Arrow file, which is hashed, read, copied and
+verified."""
 
 from pathlib import Path
 
@@ -58,9 +59,11 @@ def closed(one: CloseUnit, tsfile: TsFileFormat) -> ClosedUnit:
 
 
 @pytest.mark.parametrize("case", POISON)
-def test_what_no_tsfile_takes_is_parked_and_read(tsfile: TsFileFormat, case: str, tmp_path: Path) -> None:
-    """What an earlier release accepted fails as a TsFile, before anybody relies on one, and comes back from
-    the parked file in a scan and in `verify`."""
+def test_rows_that_no_tsfile_can_hold_are_parked_and_read(
+    tsfile: TsFileFormat, case: str, tmp_path: Path
+) -> None:
+    """Rows that an earlier release accepted fail as a TsFile before any job relies on the file; a scan and
+    `verify` read them from the parked file."""
     schema, values = POISON[case]
     one = unit("00005-000000000100-0000.tsfile", (1, given := table(values, schema)), schema=schema)
     with pytest.raises((FileCorrupt, InvalidName)):
@@ -83,7 +86,7 @@ def test_what_no_tsfile_takes_is_parked_and_read(tsfile: TsFileFormat, case: str
 
 
 def test_a_tsfile_becomes_the_same_parked_file_as_its_rows(tsfile: TsFileFormat) -> None:
-    """A member that has made the TsFile and one that could not end with equal bytes, hashes and sums."""
+    """A member that wrote the TsFile and a member that could not end with equal bytes, hashes and sums."""
     delete = Tombstone((2,), KEY, "every_type", (("dev", "q"),), -9, 9)
     batches = [(1, every_type_rows()), (3, every_type_rows().slice(2))]
     one = unit("a.tsfile", *batches, schema=EVERY_TYPE, tombstones=(delete,))
@@ -96,7 +99,7 @@ def test_a_tsfile_becomes_the_same_parked_file_as_its_rows(tsfile: TsFileFormat)
 
 
 def test_a_parked_file_becomes_the_tsfile_of_its_rows(tsfile: TsFileFormat) -> None:
-    """A later version can; deletes of between are carried out."""
+    """A later version of the library can write the TsFile; deletes since then are applied."""
     one = unit("a.tsfile", (1, every_type_rows()), schema=EVERY_TYPE)
     as_arrow = closed(parked(one), tsfile)
     target = msgspec.structs.replace(one.spec, name="b.tsfile")
@@ -112,7 +115,7 @@ def test_a_parked_file_becomes_the_tsfile_of_its_rows(tsfile: TsFileFormat) -> N
     assert turned(Tombstone((150,), KEY, "every_type", (("dev", "q"),), -9, 9)).meta.rows < direct.meta.rows
 
 
-def test_a_trial_keeps_nothing() -> None:
+def test_a_trial_leaves_no_file() -> None:
     disk = SimDisk()
     storage = room(disk)
     (made,) = close(storage, parked(unit("a.tsfile", (1, rows(50)))))
@@ -121,8 +124,8 @@ def test_a_trial_keeps_nothing() -> None:
     assert not disk.listdir("tmp") and disk.listdir(f"groups/{GROUP}/slots/00005") == [made.name]
 
 
-def test_a_parked_file_is_filtered_as_a_tsfile_is(tsfile: TsFileFormat) -> None:
-    """Columns, times and tags in Spark tasks: the same rows from both kinds of file."""
+def test_a_parked_file_is_filtered_like_a_tsfile(tsfile: TsFileFormat) -> None:
+    """With columns, times and tags in Spark tasks, both kinds of file return the same rows."""
     one = unit("a.tsfile", (1, every_type_rows()), schema=EVERY_TYPE)
     both = [closed(one, tsfile).content, closed(parked(one), tsfile).content]
     for wanted in (
@@ -142,7 +145,7 @@ def test_a_parked_file_is_filtered_as_a_tsfile_is(tsfile: TsFileFormat) -> None:
 
 
 def test_a_damaged_parked_file_is_named(tsfile: TsFileFormat) -> None:
-    """Its hash is checked before it is opened, and what is no Arrow file is an error."""
+    """Its hash is checked before it is opened, and a file that is not an Arrow file is an error."""
     made = closed(parked(unit("a.tsfile", (1, rows(50)))), tsfile)
     broken = made.content[:100] + b"X" + made.content[101:]
     with pytest.raises(FileCorrupt):

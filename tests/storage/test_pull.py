@@ -1,4 +1,4 @@
-"""Files from other nodes: resumed, verified, fetched again from elsewhere, adopted, installed."""
+"""Files from other nodes are resumed, verified, fetched again from another source, adopted and installed."""
 
 import contextlib
 import errno
@@ -46,7 +46,7 @@ OLD, NEW, SNAP, OP = GROUP, "node9.4", "5a", "op-1"
 
 
 class Node:
-    """A storage room with its disk, and a source others can fetch from."""
+    """A node's storage with its disk, as a source for other nodes."""
 
     def __init__(self) -> None:
         self.disk = SimDisk()
@@ -85,8 +85,9 @@ def staged(node: Node, metas: tuple[FileMeta, ...]) -> list[bytes]:
     return [node.disk.read(f"staging/{OP}/{NEW}/{m.slot:05d}-{m.name}") for m in metas]
 
 
-def test_stage_adopt_drop() -> None:
-    """Files arrive whole, count their bytes, are adopted under new names, and every step repeats."""
+def test_files_are_staged_adopted_and_dropped() -> None:
+    """Files arrive whole, their bytes are counted, they are adopted under new names, and every step can be
+    repeated."""
     (a, metas), target = source(), Node()
     result = target.storage.run_pull(job(metas), fetch_from({"a": a}))
     size = sum(m.size for m in metas)
@@ -104,7 +105,7 @@ def test_stage_adopt_drop() -> None:
         assert read_checked(target.disk.read, place, new) == a.disk.read(path_of(old))
 
 
-def test_what_cannot_be_looked_at_is_not_staged() -> None:
+def test_a_file_that_cannot_be_examined_is_not_staged() -> None:
     (a, metas), target = source(), Node()
     target.storage.run_pull(job(metas), fetch_from({"a": a}))
     target.disk.faults.append(Fault("read", path=f"staging/{OP}/{NEW}/{metas[0].slot:05d}-{metas[0].name}"))
@@ -113,15 +114,15 @@ def test_what_cannot_be_looked_at_is_not_staged() -> None:
     assert result.names == ("f1",) and [name for name, _ in result.failed] == ["f0"]
 
 
-def test_adopting_what_is_not_there_is_an_error() -> None:
+def test_the_adoption_of_a_missing_file_is_an_error() -> None:
     """A missing staged file is NotFound, never an empty file."""
     metas = source()[1]
     result = Node().storage.run(AdoptFiles(OP, NEW, (Adoption("f0", metas[0]),)))
     assert isinstance(result, Failed) and result.code == "not_found"
 
 
-def test_resumes_at_the_byte_where_it_stopped() -> None:
-    """After a cut the next pull asks for the rest only, also within a chunk and of another source."""
+def test_a_pull_resumes_at_the_byte_where_it_stopped() -> None:
+    """After a break the next pull requests only the rest, even within a chunk and from another source."""
     (a, metas), target = source(n_rows=150_000, files=1), Node()
     assert metas[0].size > 2 * CHUNK_BYTES
     asked: list[tuple[str, int]] = []
@@ -144,7 +145,7 @@ def test_resumes_at_the_byte_where_it_stopped() -> None:
 
 
 def test_a_corrupted_chunk_is_fetched_again_from_the_next_source() -> None:
-    """A file that does not verify is thrown away, counted and taken from the other holder."""
+    """A file that does not verify is discarded, counted and fetched from the other holder."""
     (a, metas), target = source(), Node()
 
     def flip(node: str, name: str, offset: int, chunk: bytes) -> bytes:
@@ -157,8 +158,8 @@ def test_a_corrupted_chunk_is_fetched_again_from_the_next_source() -> None:
     assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
 
 
-def test_a_spoiled_part_does_not_poison_the_only_source() -> None:
-    """A part that rotted on our disk costs one refetch, even with a single source."""
+def test_a_damaged_part_does_not_exclude_the_only_source() -> None:
+    """A partial file that was damaged on the own disk costs one refetch, even with a single source."""
     (a, metas), target = source(files=1), Node()
     target.storage.run_pull(
         job(metas, ("a",)), fetch_from({"a": a}, lambda n, f, o, c: c[:100] if not o else b"")
@@ -169,8 +170,8 @@ def test_a_spoiled_part_does_not_poison_the_only_source() -> None:
 
 
 @pytest.mark.parametrize("fault", ["gone", "truncated", "longer", "flipped everywhere"])
-def test_failures_are_named_per_file_and_others_go_on(fault: str) -> None:
-    """One file that cannot be had fails alone, with every source's reason."""
+def test_failures_are_reported_per_file_and_other_files_are_staged(fault: str) -> None:
+    """A file that no source can provide fails alone, with the reason of every source."""
     (a, metas), target = source(), Node()
 
     def spoil(node: str, name: str, offset: int, chunk: bytes) -> bytes:
@@ -189,8 +190,9 @@ def test_failures_are_named_per_file_and_others_go_on(fault: str) -> None:
     assert "a:" in result.failed[0][1] and "b:" in result.failed[0][1]
 
 
-def test_who_gave_bytes_that_do_not_verify_is_suspected() -> None:
-    """Of a file that came from it whole: not for a part that was here before, nor for what did not come."""
+def test_a_source_of_bytes_that_do_not_verify_is_suspected() -> None:
+    """A source is suspected if it sent the whole file: not if a part existed locally, and not if the file was
+    never received."""
     (a, metas), (b, _), target = source(), source(), Node()
     a.disk.flip(path_of(metas[0]), 30)
     result = target.storage.run_pull(job(metas), fetch_from({"a": a, "b": b}))
@@ -211,7 +213,7 @@ def test_who_gave_bytes_that_do_not_verify_is_suspected() -> None:
 
 
 def test_own_copy_is_linked_after_a_hash_check() -> None:
-    """A member of the old group links its file without traffic; a rotten one is fetched instead."""
+    """A member of the old group links its file without traffic; a damaged file is fetched instead."""
     a, metas = source()
     result = a.storage.run_pull(job(metas, local=OLD), fetch_from({}))
     assert result == FilesStaged(("f0", "f1"), (), 0)
@@ -222,8 +224,9 @@ def test_own_copy_is_linked_after_a_hash_check() -> None:
     assert result == FilesStaged(("f0", "f1"), (), metas[0].size, 0, (("", "f0"),))
 
 
-def test_install_puts_files_and_checkpoint_in_place() -> None:
-    """Files, then the payload as checkpoint; the group's own files are not touched, a second time nothing."""
+def test_an_install_writes_files_and_checkpoint() -> None:
+    """The files are written first, then the payload as the checkpoint; other files of the group do not
+    change, and a repetition changes nothing."""
     (a, metas), target = source(), Node()
     stale = close(target.storage, unit("stale", (1, rows(4)), slot=7), unit("more", (1, rows(4))), group=OLD)
     result = target.storage.run_pull(InstallSnapshot(OLD, "a", SNAP), fetch_from({"a": a}))
@@ -239,11 +242,11 @@ def test_install_puts_files_and_checkpoint_in_place() -> None:
     assert isinstance(again, Installed) and again.bytes_received < metas[0].size
 
 
-def test_an_area_is_dropped_when_no_pull_writes_there_and_stays_dropped(
+def test_a_staging_area_is_dropped_when_no_pull_writes_to_it_and_stays_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At whatever chunk the drop comes: it waits for the pull, which ends at its next step and asks for no
-    more, and no file appears afterwards. Others pull on."""
+    """At whichever chunk the drop begins, it waits for the pull, which ends at its next step and requests no
+    more chunks; no file appears afterwards. Other pulls continue."""
     a, metas = source(n_rows=100, files=3)
     monkeypatch.setattr(pull_module, "CHUNK_BYTES", metas[0].size // 2)
     chunks = sum(-(-m.size // (metas[0].size // 2)) for m in metas)
@@ -259,7 +262,7 @@ def test_an_area_is_dropped_when_no_pull_writes_there_and_stays_dropped(
         dropped = target.storage.run(DropStaging(OP))
         assert isinstance(dropped, Failed) and dropped.code == "busy", dropped
         late = target.storage.run_pull(job(metas), fetch_from({"a": a}))
-        assert isinstance(late, Failed) and late.code == "busy", "no pull begins there meanwhile"
+        assert isinstance(late, Failed) and late.code == "busy", "a pull began during the drop"
         with pytest.raises(StopIteration) as stopped:
             pull.send(chunk_of(a, asked[-1]))
         is_last = drop_at == chunks - 1
@@ -268,7 +271,7 @@ def test_an_area_is_dropped_when_no_pull_writes_there_and_stays_dropped(
         assert target.storage.staging.operations() == ("op-2",)
         others.send(chunk_of(a, want))
     assert isinstance(target.storage.run_pull(job(metas), fetch_from({"a": a})), FilesStaged), (
-        "if asked again"
+        "a pull after the drop failed"
     )
 
 
@@ -276,8 +279,8 @@ def chunk_of(node: Node, want: FetchChunk) -> bytes:
     return node.storage.read_chunk(want.snapshot, want.name, want.offset, want.length)
 
 
-def test_drops_and_pulls_of_several_threads_leave_nothing() -> None:
-    """On the system's own files."""
+def test_drops_and_pulls_of_several_threads_leave_no_files() -> None:
+    """The test runs on a real disk."""
     (a, metas), lock = source(n_rows=500, files=20), threading.Lock()
 
     def fetch(node: str, snapshot: str, name: str, offset: int, length: int) -> bytes:
@@ -298,8 +301,9 @@ def test_drops_and_pulls_of_several_threads_leave_nothing() -> None:
             assert target.staging.operations() == ()
 
 
-def test_what_cannot_be_dropped_fails_nothing_that_is_done() -> None:
-    """An installed snapshot is in place, whatever becomes of its area; the drop of that fails."""
+def test_a_failed_drop_does_not_fail_a_completed_install() -> None:
+    """An installed snapshot stays, even if its staging area cannot be removed; only the drop of the area
+    fails."""
     (a, _), target = source(), Node()
     target.disk.faults.append(Fault("unlink", errno.EIO, "staging", times=2))
     result = target.storage.run_pull(InstallSnapshot(OLD, "a", SNAP), fetch_from({"a": a}))
@@ -312,7 +316,7 @@ def test_what_cannot_be_dropped_fails_nothing_that_is_done() -> None:
 
 @pytest.mark.parametrize("name", ["index", "payload", "f0"])
 def test_a_snapshot_that_does_not_verify_changes_nothing(name: str) -> None:
-    """A spoiled index, payload or file fails the install; checkpoint and files stay as they were."""
+    """A damaged index, payload or file fails the install; checkpoint and files do not change."""
     (a, _), target = source(), Node()
     mine = close(target.storage, unit("mine", (1, rows(4))), group=OLD)
 
@@ -325,8 +329,9 @@ def test_a_snapshot_that_does_not_verify_changes_nothing(name: str) -> None:
     assert target.storage.files.hash(OLD, mine[0]) == mine[0].xxh3
 
 
-def test_power_cut_at_every_step_of_a_pull_ends_staged_and_whole() -> None:
-    """Cut anywhere, run again: everything staged verifies, and a name is never a broken file."""
+def test_a_pull_stages_whole_files_after_a_power_cut_at_any_step() -> None:
+    """After a power cut at any operation and a retry, every staged file verifies; no name is ever a broken
+    file."""
     a, metas = source(n_rows=30)
     clean = Node()
     clean.storage.run_pull(job(metas), fetch_from({"a": a}))
@@ -341,8 +346,8 @@ def test_power_cut_at_every_step_of_a_pull_ends_staged_and_whole() -> None:
         assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
 
 
-def test_what_was_answered_as_staged_is_there_after_a_power_cut() -> None:
-    """The copy is recorded then, and the source may go."""
+def test_files_reported_as_staged_exist_after_a_power_cut() -> None:
+    """The copy is recorded after the answer, and the source may delete the file."""
     a, metas = source(n_rows=30)
     for seed in range(20):
         target = Node()
@@ -351,8 +356,8 @@ def test_what_was_answered_as_staged_is_there_after_a_power_cut() -> None:
         assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
 
 
-def test_what_was_answered_as_adopted_is_there_after_a_power_cut() -> None:
-    """A checkpoint may name it then, and the staged name may go."""
+def test_files_reported_as_adopted_exist_after_a_power_cut() -> None:
+    """A checkpoint may name the file after the answer, and the staged name may be deleted."""
     a, metas = source(n_rows=30)
     for seed in range(10):
         target = Node()
@@ -364,7 +369,7 @@ def test_what_was_answered_as_adopted_is_there_after_a_power_cut() -> None:
 
 
 def test_a_file_with_other_bytes_under_an_adopted_name_is_replaced() -> None:
-    """It is what a power cut or a rotten disk made of it; the staged one was verified."""
+    """A power cut or a damaged disk made such a file; the staged file was verified."""
     (a, metas), target = source(files=1), Node()
     assert isinstance(target.storage.run_pull(job(metas), fetch_from({"a": a})), FilesStaged)
     target.disk.mkdirs(layout.slot_dir(NEW, metas[0].slot))
@@ -373,8 +378,8 @@ def test_a_file_with_other_bytes_under_an_adopted_name_is_replaced() -> None:
     assert target.storage.files.hash(NEW, metas[0]) == metas[0].xxh3
 
 
-def test_power_cut_at_every_step_of_an_install_leaves_the_old_state_or_the_new_one_whole() -> None:
-    """A checkpoint is there when every file that it names is."""
+def test_a_power_cut_at_any_step_of_an_install_leaves_the_old_or_the_new_state() -> None:
+    """If there is a checkpoint, every file that it names exists."""
     a, metas = source(n_rows=30)
     install = InstallSnapshot(OLD, "a", SNAP)
     found: list[bytes | None] = []
@@ -399,8 +404,9 @@ def _until_power_cut(call: Callable[[], object]) -> None:
         return
 
 
-def test_a_file_whose_sync_failed_is_fetched_anew() -> None:
-    """The disk says so once; a second sync of the file succeeds without what the first could not write."""
+def test_a_file_whose_sync_failed_is_fetched_again() -> None:
+    """The disk reports the error once; a second sync of the file succeeds although bytes of the first are
+    lost."""
     (a, metas), target = source(files=1), Node()
     target.disk.faults.append(Fault("sync", errno.EIO, layout.PART))
     result = target.storage.run_pull(job(metas), fetch_from({"a": a, "b": a}))
@@ -422,7 +428,7 @@ def _adopted_by_copy(node: Node, meta: FileMeta) -> bool:
 
 @pytest.mark.parametrize("begin", [_staged_by_copy, _adopted_by_copy])
 def test_a_copy_whose_sync_failed_is_made_again(begin: Callable[[Node, FileMeta], bool]) -> None:
-    """Where the disk cannot link. The page cache shows bytes that the disk does not have."""
+    """The disk cannot link. The page cache shows bytes that are not on the disk."""
     node = Node()
     (meta,) = close(node.storage, unit("a", (1, rows(50))))
     if begin is _adopted_by_copy:

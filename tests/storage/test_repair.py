@@ -1,4 +1,4 @@
-"""A damaged file makes room for a good one: never neither, and the damaged bytes are kept."""
+"""A good file replaces a damaged one: one of both always exists, and the damaged bytes are kept."""
 
 import errno
 import random
@@ -29,11 +29,11 @@ from .units import GROUP, close, path_of, room, rows, unit
 
 SNAP = "5a"
 DICE = 12
-"""Crashes per cut: what was not synced may stay or go, each for itself."""
+"""Crashes per cut: each unsynced change may be kept or lost separately."""
 
 
 def healthy() -> tuple[Storage, FileMeta, bytes]:
-    """Another replica: its room with a snapshot of the one file, the file's row, its bytes."""
+    """Another replica: its storage with a snapshot of the one file, the row of the file, and its bytes."""
     disk = SimDisk()
     storage = room(disk)
     (meta,) = close(storage, unit("f", (1, rows(60))))
@@ -59,7 +59,7 @@ def repair(storage: Storage) -> FileReplaced:
 
 
 def damaged() -> tuple[SimDisk, Storage, bytes]:
-    """The same file with one bit flipped."""
+    """The same file with one flipped bit."""
     disk = SimDisk()
     storage = room(disk)
     close(storage, unit("f", (1, rows(60))))
@@ -73,8 +73,8 @@ def kept(disk: SimDisk) -> list[bytes]:
     return [disk.read(f"{directory}/{name}") for name in names]
 
 
-def test_the_damaged_file_is_kept_and_the_good_one_in_place() -> None:
-    """Also once more, which changes nothing; nothing is left in staging."""
+def test_the_damaged_file_is_kept_and_the_good_one_replaces_it() -> None:
+    """A repetition changes nothing; nothing remains in staging."""
     disk, storage, bad = damaged()
     first = repair(storage)
     assert disk.read(path_of(META)) == GOOD and disk.read(first.quarantined) == bad
@@ -83,8 +83,9 @@ def test_the_damaged_file_is_kept_and_the_good_one_in_place() -> None:
     assert kept(disk) == [bad] and not storage.staging.operations()
 
 
-def test_power_cut_anywhere_leaves_one_of_both_and_never_loses_the_damaged_bytes() -> None:
-    """Until the good file is durable the damaged one is, under either name; asking again ends it."""
+def test_a_power_cut_leaves_one_of_both_files_and_never_loses_the_damaged_bytes() -> None:
+    """Until the good file is durable, the damaged one exists under one of two names; a retry completes the
+    repair."""
     seen = set()
     cut, answered = 0, False
     while not answered:
@@ -100,7 +101,7 @@ def test_power_cut_anywhere_leaves_one_of_both_and_never_loses_the_damaged_bytes
             disk.crash(random.Random(cut * DICE + die))
             storage = room(disk)
             found = disk.read(path_of(META))
-            assert found in (GOOD, bad), f"neither after cut {cut}"
+            assert found in (GOOD, bad), f"neither file exists after cut {cut}"
             assert bad in (found, *kept(disk)), f"the damaged bytes are lost after cut {cut}"
             assert found == GOOD or not answered
             assert not storage.staging.operations()
@@ -110,8 +111,8 @@ def test_power_cut_anywhere_leaves_one_of_both_and_never_loses_the_damaged_bytes
     assert cut > 8 and seen == {True, False}
 
 
-def test_a_missing_file_and_a_missing_directory_are_filled() -> None:
-    """There is nothing to keep."""
+def test_a_missing_file_and_a_missing_directory_are_restored() -> None:
+    """There is no damaged file to keep."""
     disk = SimDisk()
     storage = room(disk)
     assert repair(storage) == FileReplaced("")
@@ -126,8 +127,8 @@ def test_without_a_staged_file_nothing_changes() -> None:
     assert disk.read(path_of(META)) == bad and not kept(disk)
 
 
-def test_a_full_quarantine_refuses_and_throws_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept stays kept until a person removes it."""
+def test_a_full_quarantine_refuses_the_repair_and_discards_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarantined file stays until an operator removes it."""
     monkeypatch.setattr(quarantine, "QUARANTINE_FILES_MAX", 1)
     disk, storage, bad = damaged()
     repair(storage)
@@ -139,8 +140,8 @@ def test_a_full_quarantine_refuses_and_throws_nothing_away(monkeypatch: pytest.M
     assert disk.read(path_of(META)) == other and kept(disk) == [bad]
 
 
-def test_a_file_the_disk_cannot_read_is_told_and_replaced() -> None:
-    """A bad sector fails neither the check of the other files nor the repair of this one."""
+def test_an_unreadable_file_is_reported_and_replaced() -> None:
+    """A bad sector fails neither the check of the other files nor the repair of this file."""
     disk, storage, _ = damaged()
     disk.faults.append(Fault("read", errno.EIO, path="slots/", times=1))
     assert storage.run(HashFiles(GROUP, (META,))) == FilesHashed(((META.name, "unreadable"),))
@@ -149,8 +150,8 @@ def test_a_file_the_disk_cannot_read_is_told_and_replaced() -> None:
     assert disk.read(path_of(META)) == GOOD
 
 
-def test_a_copy_cut_short_in_quarantine_is_made_again() -> None:
-    """Where the disk cannot link, an earlier release left parts of files in quarantine."""
+def test_an_incomplete_copy_in_quarantine_is_replaced() -> None:
+    """The disk cannot link, and an earlier release left parts of files in quarantine."""
     disk, storage, bad = damaged()
     found = storage.files.hash(GROUP, META)
     disk.mkdirs(layout.quarantine_dir(GROUP))
@@ -161,8 +162,8 @@ def test_a_copy_cut_short_in_quarantine_is_made_again() -> None:
     assert kept(disk) == [bad]
 
 
-def test_a_repair_is_done_also_when_its_area_cannot_be_removed() -> None:
-    """It says so, and whoever asked has it dropped later."""
+def test_a_repair_succeeds_even_if_its_staging_area_cannot_be_removed() -> None:
+    """The result contains the error, and the caller has the area dropped later."""
     disk, storage, bad = damaged()
     disk.faults.append(Fault("unlink", errno.EIO, path="staging/"))
     found = repair(storage)

@@ -1,4 +1,4 @@
-"""Hard links all-or-nothing, served in chunks, gone after their time."""
+"""A snapshot hard-links all files or none, serves them in chunks, and is removed after its time to live."""
 
 import errno
 import random
@@ -38,7 +38,7 @@ def read_all(storage: Storage, name: str, step: int = 100) -> bytes:
     return content
 
 
-def test_links_keep_the_bytes_after_a_delete(disk: SimDisk, storage: Storage) -> None:
+def test_a_snapshot_keeps_its_files_after_a_delete(disk: SimDisk, storage: Storage) -> None:
     """A snapshot serves its files by name and offset, whatever is deleted in the group."""
     files = two_files(storage)
     want = [disk.read(path_of(m)) for m in files]
@@ -52,8 +52,8 @@ def test_links_keep_the_bytes_after_a_delete(disk: SimDisk, storage: Storage) ->
     assert storage.snapshots.index(ID).files == files
 
 
-def test_what_was_answered_as_a_snapshot_is_whole_after_a_power_cut() -> None:
-    """Also when the group's own names are gone: nobody may find an index and not the files."""
+def test_a_reported_snapshot_is_whole_after_a_power_cut() -> None:
+    """This includes a group whose own names are deleted: an index never exists without its files."""
     for seed in range(10):
         disk = SimDisk()
         storage = room(disk)
@@ -68,8 +68,9 @@ def test_what_was_answered_as_a_snapshot_is_whole_after_a_power_cut() -> None:
         assert read_all(storage, "payload") == b"payload"
 
 
-def test_ends_are_empty_and_absences_are_errors(storage: Storage) -> None:
-    """Offset == size is b""; beyond it, an unknown name or an unknown snapshot is never an empty read."""
+def test_a_read_at_the_end_is_empty_and_a_missing_file_is_an_error(storage: Storage) -> None:
+    """A read at offset == size returns b""; an offset beyond it, an unknown name and an unknown snapshot are
+    errors."""
     files = two_files(storage)
     storage.run(MakeSnapshot(ID, GROUP, files))
     assert storage.read_chunk(ID, files[0].name, files[0].size, 10) == b""
@@ -81,8 +82,8 @@ def test_ends_are_empty_and_absences_are_errors(storage: Storage) -> None:
             storage.read_chunk(snapshot, name, 0, 10)
 
 
-def test_missing_file_undoes_all(disk: SimDisk, storage: Storage) -> None:
-    """One missing file fails the snapshot and leaves nothing of it."""
+def test_a_missing_file_undoes_the_snapshot(disk: SimDisk, storage: Storage) -> None:
+    """One missing file fails the snapshot, of which nothing remains."""
     files = two_files(storage)
     disk.unlink(path_of(files[1]))
     result = storage.run(MakeSnapshot(ID, GROUP, files))
@@ -92,7 +93,7 @@ def test_missing_file_undoes_all(disk: SimDisk, storage: Storage) -> None:
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EMLINK])
 def test_a_disk_that_cannot_link_copies(disk: SimDisk, storage: Storage, number: int) -> None:
-    """EXDEV and EMLINK fall back to a copy with the same bytes."""
+    """EXDEV and EMLINK lead to a copy with the same bytes."""
     files = two_files(storage)
     disk.faults.append(Fault("link", number, times=9))
     assert storage.run(MakeSnapshot(ID, GROUP, files)) == Done()
@@ -100,8 +101,10 @@ def test_a_disk_that_cannot_link_copies(disk: SimDisk, storage: Storage, number:
 
 
 @pytest.mark.parametrize("operation", ["link", "write", "mkdirs", "sync_dir", "rename"])
-def test_any_disk_error_undoes_and_a_retry_succeeds(disk: SimDisk, storage: Storage, operation: str) -> None:
-    """No space or an IO error at any step is `Failed`; nothing is served; the same job then works."""
+def test_any_disk_error_undoes_the_snapshot_and_a_retry_succeeds(
+    disk: SimDisk, storage: Storage, operation: str
+) -> None:
+    """A full disk or an I/O error at any step is `Failed`; nothing is served; the same job then succeeds."""
     files = two_files(storage)
     disk.faults.append(Fault(operation, errno.ENOSPC, path="snapshots"))
     result = storage.run(MakeSnapshot(ID, GROUP, files))
@@ -111,17 +114,18 @@ def test_any_disk_error_undoes_and_a_retry_succeeds(disk: SimDisk, storage: Stor
     assert storage.run(MakeSnapshot(ID, GROUP, files)) == Done()
 
 
-def test_names_must_differ(storage: Storage) -> None:
-    """Two files of one name could not be told apart by the puller."""
+def test_two_files_of_one_name_are_refused(storage: Storage) -> None:
+    """The receiver could not distinguish two files of one name."""
     metas = close(storage, unit("a", (1, rows(3))), unit("a", (1, rows(4)), slot=6))
     result = storage.run(MakeSnapshot(ID, GROUP, tuple(metas)))
     assert isinstance(result, Failed) and result.code == "invalid_input"
 
 
-def test_expiry_and_drop() -> None:
-    """Snapshots go when nobody read from them for their time, and unfinished ones; dropping twice is fine.
+def test_snapshots_expire_and_are_dropped() -> None:
+    """Snapshots that were not read for their time to live are removed, and so are incomplete ones; a second
+    drop succeeds.
 
-    The time is the process's own: that of the disk, which a clock that jumped wrote, does not count.
+    The clock is that of the process: timestamps on the disk do not count, because the system clock may jump.
     """
     now = 1000
     disk = SimDisk(now_ms=lambda: now + 3_600_000)
@@ -135,8 +139,8 @@ def test_expiry_and_drop() -> None:
     assert storage.run(DropSnapshot(ID)) == Done()
 
 
-def test_a_snapshot_that_the_disk_does_not_remove_keeps_no_other(disk: SimDisk, storage: Storage) -> None:
-    """Without its index it serves nobody; what is left of it goes at a later try."""
+def test_a_snapshot_that_cannot_be_removed_keeps_no_other_snapshot(disk: SimDisk, storage: Storage) -> None:
+    """Without its index it is not served; the rest of it is removed at a later attempt."""
     for snapshot in ("0a", "0b"):
         storage.run(MakeSnapshot(snapshot, GROUP, (), b"state"))
     assert storage.expire_snapshots(0, 100) == []
@@ -158,7 +162,7 @@ def test_a_snapshot_lives_while_it_is_read_from() -> None:
     assert storage.expire_snapshots(now + 101, 100) == [ID]
 
 
-def test_what_is_no_snapshot_stays_and_disturbs_no_other(disk: SimDisk, storage: Storage) -> None:
+def test_a_directory_that_is_not_a_snapshot_stays_and_does_no_harm(disk: SimDisk, storage: Storage) -> None:
     disk.mkdirs("snapshots/lost+found")
     disk.write_atomic("snapshots/notes.txt", b"of a person")
     storage.run(MakeSnapshot(ID, GROUP, ()))

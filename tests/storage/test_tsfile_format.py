@@ -1,4 +1,4 @@
-"""The official package, tamed: what goes in comes out, and equal rows make equal bytes."""
+"""The TsFile library, as we use it, returns what was written, and equal rows make equal bytes."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def tsfile(tmp_path_factory: pytest.TempPathFactory) -> TsFileFormat:
 
 
 def test_every_type_comes_back_bit_for_bit(tsfile: TsFileFormat) -> None:
-    """NaN, infinities, -0.0, extreme integers, NUL, unicode, null and empty tags, an all-null column."""
+    """NaN, infinities, -0.0, extreme integers, NUL, Unicode, null and empty tags, and a column of nulls."""
     closed = close_unit(unit("a", (1, every_type_rows()), schema=EVERY_TYPE), tsfile)
     assert closed is not None
     got = merge([((1,), tsfile.decode(closed.content, spec(EVERY_TYPE)))], (), EVERY_TYPE)
@@ -42,8 +42,9 @@ def test_every_type_comes_back_bit_for_bit(tsfile: TsFileFormat) -> None:
     assert total(checksum(got, EVERY_TYPE)) == closed.meta.logical
 
 
-def test_footer_proves_the_content(tsfile: TsFileFormat) -> None:
-    """The footer carries partition, order, slot, rows and checksums; days add up to the whole."""
+def test_footer_describes_the_content(tsfile: TsFileFormat) -> None:
+    """The footer contains partition, order, slot, rows and checksums; the sums of the days add up to the
+    total."""
     closed = close_unit(unit("a", (1, rows(300))), tsfile)
     assert closed is not None
     footer = read_footer(closed.content, tsfile)
@@ -65,7 +66,7 @@ sys.stdout.buffer.write(close_unit(unit, TsFileFormat(sys.argv[1])).content)
 
 
 def test_bytes_do_not_depend_on_process_directory_or_history(tsfile: TsFileFormat, tmp_path: Path) -> None:
-    """Another process in another directory makes the same file, whatever this one wrote before."""
+    """Another process in another directory writes the same file, whatever this process wrote before."""
     one = unit("a", (2, every_type_rows()), (1, every_type_rows()), schema=EVERY_TYPE)
     close_unit(unit("other", (1, rows(1000))), tsfile)
     here = close_unit(one, tsfile)
@@ -82,24 +83,24 @@ def test_bytes_do_not_depend_on_process_directory_or_history(tsfile: TsFileForma
     assert here.content == again.content == there.stdout
 
 
-def test_split_of_the_rows_into_batches_does_not_matter(tsfile: TsFileFormat) -> None:
-    """The bytes are a function of the rows in log order, not of how entries cut them."""
+def test_the_bytes_do_not_depend_on_the_division_into_batches(tsfile: TsFileFormat) -> None:
+    """The bytes are a function of the rows in log order, and do not depend on how entries divide them."""
     whole = rows(500, devices=7)
     one = close_unit(unit("a", (1, whole)), tsfile)
     many = close_unit(unit("a", *((i, whole.slice(i * 50, 50)) for i in range(10))), tsfile)
     assert one is not None and many is not None and one.content == many.content
 
 
-def test_no_row_left_is_no_file(tsfile: TsFileFormat) -> None:
-    """A delete of everything, and no batch at all, make None."""
+def test_without_rows_there_is_no_file(tsfile: TsFileFormat) -> None:
+    """A delete of everything, and no batch at all, return None."""
     tomb = Tombstone((9,), KEY, "t", (), -(1 << 63), (1 << 63) - 1)
     assert close_unit(unit("a", (1, rows(5)), tombstones=(tomb,)), tsfile) is None
     assert close_unit(unit("a"), tsfile) is None
 
 
 @pytest.mark.parametrize("shape", ["no tags", "no fields"])
-def test_tables_without_tags_or_fields(tsfile: TsFileFormat, shape: str) -> None:
-    """Both degenerate shapes keep their rows."""
+def test_tables_without_tags_or_fields_keep_their_rows(tsfile: TsFileFormat, shape: str) -> None:
+    """Tables without tags and tables without fields keep their rows."""
     column = Column("a", "STRING", shape == "no fields")
     schema = TableSchema("sg", "t", 1, (column,))
     given = table({"time": [1, 2, 3], "a": ["x", None, "x"]}, schema)
@@ -114,7 +115,8 @@ def _source(closed: ClosedUnit, one: ScanSpec, tsfile: TsFileFormat) -> Source:
 
 
 def test_scan_pushes_down_columns_times_and_tags(tsfile: TsFileFormat) -> None:
-    """A scan of some fields, a time range and one series gives the rows the whole scan would."""
+    """A scan of some fields, a time range and one series returns the same rows as a filter on the whole
+    scan."""
     closed = close_unit(unit("a", (1, every_type_rows()), schema=EVERY_TYPE), tsfile)
     assert closed is not None
     everything = merge([((1,), every_type_rows())], (), EVERY_TYPE)
@@ -128,8 +130,8 @@ def test_scan_pushes_down_columns_times_and_tags(tsfile: TsFileFormat) -> None:
                 assert repr(decode(found.ipc).to_pylist()) == repr(want.to_pylist()), one
 
 
-def test_file_of_an_older_schema_reads_as_null(tsfile: TsFileFormat) -> None:
-    """Columns added later, tag or field, are null in rows of older files."""
+def test_columns_missing_in_a_file_of_an_older_schema_are_null(tsfile: TsFileFormat) -> None:
+    """Columns that were added later, tags or fields, are null in rows of older files."""
     closed = close_unit(unit("a", (1, rows(4))), tsfile)
     assert closed is not None
     newer = (*SIMPLE.columns, Column("site", "STRING", True), Column("w", "INT64", False))
@@ -140,8 +142,8 @@ def test_file_of_an_older_schema_reads_as_null(tsfile: TsFileFormat) -> None:
         assert got.num_rows == 4 and got.column("site").null_count == got.column("w").null_count == 4
 
 
-def test_a_flipped_byte_is_caught_before_anything_parses(tsfile: TsFileFormat) -> None:
-    """Any flip is FileCorrupt from the hash; the native reader never sees the bytes."""
+def test_a_flipped_byte_is_detected_before_the_file_is_parsed(tsfile: TsFileFormat) -> None:
+    """The hash detects any flip as FileCorrupt; the native reader never gets the bytes."""
     closed = close_unit(unit("a", (1, rows(50))), tsfile)
     assert closed is not None
 
@@ -158,7 +160,8 @@ def test_a_flipped_byte_is_caught_before_anything_parses(tsfile: TsFileFormat) -
 
 
 def test_a_failed_writer_leaves_no_file(tmp_path: Path) -> None:
-    """Rows the writer refuses (times out of order) raise, and the scratch directory is empty."""
+    """Rows that the writer refuses (times out of order) raise an error, and the scratch directory is
+    empty."""
     scratch = TsFileFormat(str(tmp_path))
     twice = table({"time": [2, 1], "dev": ["a", "a"], "v": [1.0, 2.0]})
     with pytest.raises(Unavailable):
@@ -166,10 +169,8 @@ def test_a_failed_writer_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_with_other_counts_than_given_is_refused(
-    tsfile: TsFileFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the package drops rows or values in silence, the new file is FileCorrupt, not published."""
+def test_a_file_with_wrong_counts_is_refused(tsfile: TsFileFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the library drops rows or values silently, the new file is FileCorrupt and is not published."""
     import nodeagent.storage.tsfile_format as module
 
     write = module._write
@@ -179,7 +180,7 @@ def test_a_file_with_other_counts_than_given_is_refused(
 
 
 def test_unknown_compression_and_version_are_refused(tsfile: TsFileFormat) -> None:
-    """Nothing off the allow-list reaches the writer."""
+    """An option that is not on the allow-list never reaches the writer."""
     one = unit("a", (1, rows(5)))
     for change in ({"compression": "LZO"}, {"format_version": 2}):
         bad = msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, **change))

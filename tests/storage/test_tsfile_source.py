@@ -1,4 +1,4 @@
-"""Pages read from TsFiles in place are those of the rows; what is damaged is not parsed."""
+"""Pages that are read from TsFiles in place contain the right rows; a damaged file is not parsed."""
 
 import os
 import random
@@ -40,7 +40,7 @@ WIDE = TableSchema(
 
 
 class Room:
-    """Files in a directory, with the sources over it."""
+    """Files in a directory, and the sources that read them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -75,7 +75,8 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_pages_of_files_are_the_merge(room: Room, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any page size, with deletes, rows in memory, tags that are null or empty, and open files forgotten."""
+    """This holds for any page size, with deletes, rows in memory, null and empty tags, and files closed in
+    between."""
     rng = random.Random(seed)
     monkeypatch.setattr(module, "OPEN_FILES_MAX", rng.choice([1, 2, 64]))
     monkeypatch.setattr(module, "BATCH_ROWS_MAX", rng.choice([1, 7, 8192]))
@@ -105,8 +106,8 @@ def test_pages_of_files_are_the_merge(room: Room, seed: int, monkeypatch: pytest
     assert pa.concat_tables(got).to_pylist() == want.to_pylist()
 
 
-def test_every_type_in_place(room: Room) -> None:
-    """Odd values of every type come back from a file read in place, by series and as a whole."""
+def test_every_type_is_read_in_place(room: Room) -> None:
+    """Odd values of every type are read correctly from a file in place, by series and as a whole."""
     file = room.close("a", every_type_rows(), 1, EVERY_TYPE)
     want = merge([((1,), every_type_rows())], (), EVERY_TYPE)
     for bytes_max in (1, 1 << 20):
@@ -121,8 +122,8 @@ def test_every_type_in_place(room: Room) -> None:
 
 
 @pytest.mark.parametrize("shape", ["no tags", "no fields"])
-def test_tables_without_tags_or_fields_in_pages(room: Room, shape: str) -> None:
-    """Both degenerate shapes can be read in pages of one row."""
+def test_tables_without_tags_or_fields_are_read_in_pages(room: Room, shape: str) -> None:
+    """Tables without tags and tables without fields can be read in pages of one row."""
     schema = TableSchema("sg", "t", 1, (Column("a", "STRING", shape == "no fields"),))
     given = table({"time": [1, 2, 3], "a": ["x", None, "x"]}, schema)
     file = room.close("a", given, 1, schema)
@@ -136,8 +137,8 @@ def test_tables_without_tags_or_fields_in_pages(room: Room, shape: str) -> None:
     assert got == merge([((1,), given)], (), schema).to_pylist()
 
 
-def test_a_file_of_an_older_schema_in_pages(room: Room) -> None:
-    """A tag that was added later is null in the rows of older files, and pages go on behind it."""
+def test_a_file_of_an_older_schema_is_read_in_pages(room: Room) -> None:
+    """A tag that was added later is null in the rows of older files, and the next page continues after it."""
     file = room.close("a", rows(9), 1, SIMPLE)
     newer = TableSchema("sg", "t", 2, (Column("new", "STRING", True), *SIMPLE.columns))
     got: list[object] = []
@@ -169,7 +170,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_damaged_file_is_hashed_once(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of it is parsed, and while it stays as it is the next reads do not read it again."""
+    """It is not parsed, and until it changes the next reads do not hash it again."""
     file = room.close("a", rows(50), 1, SIMPLE)
     _flip(room.root / "a")
     hashed = told(monkeypatch)
@@ -186,7 +187,7 @@ def test_a_damaged_file_is_hashed_once(room: Room, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_verified_file_is_not_hashed_at_every_page(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is hashed again when it looks changed, and after a while in any case."""
+    """It is hashed again if it seems to have changed, and in any case after some time."""
     file = room.close("a", rows(50), 1, SIMPLE)
     hashed = told(monkeypatch)
     for _ in range(3):
@@ -202,7 +203,7 @@ def test_a_verified_file_is_not_hashed_at_every_page(room: Room, monkeypatch: py
 
 
 def test_open_files_are_bounded_and_deleted_ones_closed(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An open file takes space after it was deleted: it is closed soon."""
+    """A deleted file occupies disk space while it is open: it is closed soon."""
     monkeypatch.setattr(module, "OPEN_FILES_MAX", 3)
     files = [room.close(f"f{n}", rows(20), n, SIMPLE) for n in range(5)]
     room.page(files, spec(), PageSpec(bytes_max=1))

@@ -1,4 +1,4 @@
-"""The worker process: it may die, hang and be replaced; the caller gets an error and goes on."""
+"""The worker process may die, hang and be replaced; the caller gets an error and continues."""
 
 import os
 import select
@@ -37,7 +37,7 @@ def worker(tmp_path: Path) -> Iterator[TsFileWorker]:
 REQUEST = CloseRequest((unit("a", (1, rows(10))),))
 
 
-def test_killed_between_calls_is_replaced(worker: TsFileWorker) -> None:
+def test_a_worker_killed_between_calls_is_replaced(worker: TsFileWorker) -> None:
     """The next call after a death starts a new process."""
     assert isinstance(worker.call(REQUEST), CloseReply)
     assert worker.pid is not None
@@ -47,8 +47,8 @@ def test_killed_between_calls_is_replaced(worker: TsFileWorker) -> None:
     assert worker.starts == 2
 
 
-def test_killed_in_mid_job_is_an_error_then_works(worker: TsFileWorker) -> None:
-    """A process that dies under a request makes it Unavailable; the same request then succeeds."""
+def test_a_worker_killed_during_a_job_fails_it_and_is_replaced(worker: TsFileWorker) -> None:
+    """If a process dies during a request, the request fails as Unavailable; a retry succeeds."""
     worker.start()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)  # the request cannot be answered before the kill
@@ -60,8 +60,8 @@ def test_killed_in_mid_job_is_an_error_then_works(worker: TsFileWorker) -> None:
     assert isinstance(worker.call(REQUEST), CloseReply)
 
 
-def test_an_interrupt_at_the_terminal_is_for_its_node(worker: TsFileWorker) -> None:
-    """The terminal sends it to the whole group of processes: what is under way is finished first."""
+def test_a_worker_ignores_an_interrupt_at_the_terminal(worker: TsFileWorker) -> None:
+    """The terminal sends the signal to the whole process group: the current request is completed first."""
     assert isinstance(worker.call(REQUEST), CloseReply)
     first = worker.pid
     assert first is not None
@@ -69,8 +69,8 @@ def test_an_interrupt_at_the_terminal_is_for_its_node(worker: TsFileWorker) -> N
     assert isinstance(worker.call(REQUEST), CloseReply) and worker.pid == first
 
 
-def test_hanging_process_is_killed_at_the_timeout(worker: TsFileWorker) -> None:
-    """A process that does not answer is replaced, also when it does not even read a long request."""
+def test_a_hanging_worker_is_killed_at_the_timeout(worker: TsFileWorker) -> None:
+    """A process that does not answer is replaced, even if it does not read the whole of a long request."""
     for request in (REQUEST, CloseRequest((unit("big", (1, rows(50_000))),))):
         worker.start()
         pid = worker.pid
@@ -83,14 +83,14 @@ def test_hanging_process_is_killed_at_the_timeout(worker: TsFileWorker) -> None:
 
 
 def _garbage(root: str, meta: FileMeta, size: int = 1 << 20) -> FileMeta:
-    """A file whose bytes are what its meta says, and no TsFile."""
+    """A file whose bytes match its meta, but which is not a TsFile."""
     content = b"no TsFile" * (size // 9)
     (Path(root) / "garbage").write_bytes(content)
     return msgspec.structs.replace(meta, size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))
 
 
-def test_replaced_after_an_error_in_native_code(worker: TsFileWorker) -> None:
-    """It may have damaged the native heap: the process that reported it serves no more."""
+def test_a_worker_is_replaced_after_an_error_in_native_code(worker: TsFileWorker) -> None:
+    """The native heap may be damaged: the process that reported the error is not used again."""
     meta = close(Storage(RealDisk(worker._root), WorkerlessEngine(worker)), unit("a", (1, rows(10))))[0]
     first = worker.pid
     reply = worker.call(ScanRequest(spec(), (("garbage", _garbage(worker._root, meta)),)))
@@ -98,8 +98,8 @@ def test_replaced_after_an_error_in_native_code(worker: TsFileWorker) -> None:
     assert worker.pid is None and first is not None
 
 
-def test_goes_on_after_an_error_before_native_code(worker: TsFileWorker) -> None:
-    """A missing or damaged file costs its own read only: no process is replaced for it."""
+def test_a_worker_continues_after_an_error_before_native_code(worker: TsFileWorker) -> None:
+    """A missing or damaged file fails only its own read: the process is not replaced."""
     storage = Storage(RealDisk(worker._root), WorkerlessEngine(worker))
     meta = close(storage, unit("a", (1, rows(10))))[0]
     first = worker.pid
@@ -114,8 +114,9 @@ def test_goes_on_after_an_error_before_native_code(worker: TsFileWorker) -> None
     assert worker.pid == first
 
 
-def test_a_file_that_ends_workers_is_not_tried_for_ever(worker: TsFileWorker) -> None:
-    """After two processes it is refused without a try, and other files are read as before."""
+def test_a_file_that_ends_workers_is_refused_after_two_attempts(worker: TsFileWorker) -> None:
+    """After it ended two processes the file is refused without an attempt, and other files are readable as
+    before."""
     engine = WorkerlessEngine(worker)
     meta = close(Storage(RealDisk(worker._root), engine), unit("a", (1, rows(10))))[0]
     bad = ScanRequest(spec(), ((path_of(meta), meta), ("garbage", _garbage(worker._root, meta))))
@@ -129,8 +130,9 @@ def test_a_file_that_ends_workers_is_not_tried_for_ever(worker: TsFileWorker) ->
     assert worker.starts == starts + 1
 
 
-def test_the_file_a_worker_died_over_is_named(worker: TsFileWorker) -> None:
-    """Killed by others it is no proof against a file; it is known which one was read."""
+def test_the_file_that_a_worker_read_when_it_died_is_named(worker: TsFileWorker) -> None:
+    """A process that was killed from outside proves nothing against a file; the file that was read is
+    known."""
     suspects = Suspects()
     meta = close(Storage(RealDisk(worker._root), WorkerlessEngine(worker)), unit("a", (1, rows(10))))[0]
     files = ((path_of(meta), meta), ("other", meta))
@@ -143,7 +145,7 @@ def test_the_file_a_worker_died_over_is_named(worker: TsFileWorker) -> None:
 
 
 class WorkerlessEngine(WorkerEngine):
-    """One process for both kinds of call: a test starts fewer."""
+    """One process serves both kinds of call, so that a test starts fewer processes."""
 
     def __init__(self, worker: TsFileWorker) -> None:
         self.closer = self.scanner = self.heavy_scanner = worker
@@ -183,7 +185,7 @@ os._exit(9)
 
 @pytest.fixture
 def parent(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """A process with a worker in `tmp_path`, which asks it for a file at every line; and the worker's pid."""
+    """A process with a worker in `tmp_path`, which sends a request for each line; and the worker's pid."""
     made = subprocess.Popen(
         [sys.executable, "-c", _PARENT, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -198,14 +200,14 @@ def parent(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
 
 
 def ends(pidfd: int) -> bool:
-    """Whether the process is over within half a minute."""
+    """Whether the process ends within half a minute."""
     over = bool(select.select([pidfd], [], [], 30)[0])
     os.close(pidfd)
     return over
 
 
-def test_ends_with_its_parent(parent: tuple["subprocess.Popen[str]", int]) -> None:
-    """When the parent dies without a word, the worker sees the end of its stdin and exits."""
+def test_a_worker_ends_with_its_parent(parent: tuple["subprocess.Popen[str]", int]) -> None:
+    """If the parent dies without a message, the worker reads the end of its stdin and exits."""
     process, pid = parent
     watch = os.pidfd_open(pid)
     assert process.stdin is not None
@@ -223,10 +225,10 @@ def test_the_processes_of_an_engine_end_with_it(tmp_path: Path) -> None:
     assert all(process.poll() is not None for process in processes)
 
 
-def test_what_it_makes_after_its_parent_died_goes(
+def test_a_file_that_a_worker_writes_after_its_parent_died_is_deleted(
     parent: tuple["subprocess.Popen[str]", int], tmp_path: Path
 ) -> None:
-    """The next start may have swept the directory before a worker of the last one is done."""
+    """The next start may have swept the directory before a worker of the previous start finishes."""
     process, pid = parent
     watch = os.pidfd_open(pid)
     os.kill(pid, signal.SIGSTOP)
@@ -242,8 +244,9 @@ def test_what_it_makes_after_its_parent_died_goes(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_close_scan_and_hash_on_a_real_disk(worker: TsFileWorker, tmp_path: Path) -> None:
-    """Jobs end to end: files appear under their names, scans merge them with memory, rot is found."""
+def test_close_scan_and_hash_work_on_a_real_disk(worker: TsFileWorker, tmp_path: Path) -> None:
+    """Jobs run end to end: files appear under their names, scans merge them with memory, and damage is
+    detected."""
     storage = Storage(RealDisk(tmp_path), WorkerlessEngine(worker))
     storage.prepare()
     units = (unit("a", (1, rows(100))), unit("none"), unit("b", (2, rows(80, seed=2)), slot=6))
@@ -267,11 +270,11 @@ def test_close_scan_and_hash_on_a_real_disk(worker: TsFileWorker, tmp_path: Path
     assert [found == m.xxh3 for (_, found), m in zip(hashed.found, files, strict=True)] == [False, True]
 
 
-def test_its_priority_is_below_that_of_its_node(tmp_path: Path) -> None:
-    """An agent that itself runs at a lower priority may not give a child a higher one: the kernel refuses."""
+def test_the_priority_of_a_worker_is_below_that_of_its_node(tmp_path: Path) -> None:
+    """An agent that runs at a lower priority may not give a child a higher one: the kernel refuses."""
     found: list[int] = []
 
-    def start() -> None:  # niceness is a thread's own
+    def start() -> None:  # each thread has its own niceness
         os.nice(2)
         for nice in (0, 4, 30):
             worker = TsFileWorker(str(tmp_path), nice=nice)
@@ -288,7 +291,8 @@ def test_its_priority_is_below_that_of_its_node(tmp_path: Path) -> None:
 
 
 def session_niceness(pid: int) -> int | None:
-    """Of the session of a process, where the kernel weighs processes by session first."""
+    """The niceness of the session of a process; None if the kernel does not weigh processes by session
+    first."""
     try:
         words = Path(f"/proc/{pid}/autogroup").read_text().split()
     except OSError:
@@ -296,8 +300,8 @@ def session_niceness(pid: int) -> int | None:
     return int(words[-1]) if words else None
 
 
-def test_its_priority_counts_against_other_sessions_too(tmp_path: Path) -> None:
-    """In its agent's session a close would use up the share of the processor that the loop needs."""
+def test_the_priority_of_a_worker_counts_against_other_sessions_too(tmp_path: Path) -> None:
+    """In the session of its agent, a close would use up the share of the processor that the loop needs."""
     for nice in (0, 7):
         worker = TsFileWorker(str(tmp_path), nice=nice)
         worker.start()
@@ -309,15 +313,16 @@ def test_its_priority_counts_against_other_sessions_too(tmp_path: Path) -> None:
                 worker.start()
                 if session_niceness(worker.pid) == (nice or own):
                     break
-                time.sleep(0.1)  # refused: too soon after another
+                time.sleep(0.1)  # refused: too soon after another request
             assert (session_niceness(worker.pid), session_niceness(os.getpid())) == (nice or own, own)
         worker.stop()
 
 
-def test_a_session_is_lowered_later_where_the_kernel_refuses_at_first(
+def test_the_priority_of_a_session_is_lowered_later_if_the_kernel_refuses_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few times at once, for its first request may be a long one, then before each request."""
+    """The worker tries several times at first, because its first request may be a long one, then before each
+    request."""
     answers: list[OSError] = [*(BlockingIOError() for _ in range(SESSION_TRIES + 1)), FileNotFoundError()]
     written: list[tuple[str, str]] = []
 
@@ -347,10 +352,10 @@ def test_closes_and_long_reads_leave_the_processor_to_short_reads(tmp_path: Path
     assert 0 == short < close == long < compact
 
 
-def test_a_message_that_breaks_off_is_not_completed_by_the_next(
+def test_a_broken_off_message_is_not_completed_by_the_next(
     worker: TsFileWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader would get the reply to what another asked."""
+    """Otherwise a reader would get the reply to another reader's request."""
     encode = packets.encode
 
     def broken(request: object) -> tuple[int, Iterator[bytes]]:

@@ -1,4 +1,4 @@
-"""Units, jobs and storage rooms for tests."""
+"""Units, jobs and storages for tests."""
 
 import datetime
 import math
@@ -46,7 +46,7 @@ SIMPLE = TableSchema("sg", "t", 1, (Column("dev", "STRING", True), Column("v", "
 
 
 def every_type_rows() -> pa.Table:
-    """Odd values of every type, null and empty tags; one column is null throughout."""
+    """Odd values of every type, null and empty tags; one column contains only nulls."""
     values: dict[str, list[object]] = {
         "time": [1, 2, 3, -5, 1 << 62],
         "site": [None, None, "", "\u00e9", "x" * 3000],
@@ -92,7 +92,7 @@ def unit(
 
 
 def room(disk: Disk) -> Storage:
-    """A storage room as the simulator has it."""
+    """A storage as the simulator creates it."""
     storage = Storage(disk, InlineEngine(disk, ArrowFormat()))
     storage.prepare()
     return storage
