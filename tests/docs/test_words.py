@@ -69,10 +69,10 @@ STORED = {
     "FORMAL": "a value of Stage: in meta entries and in the output of `iotctl ops show`",
     "MOVING": "as FORMAL",
     "RELEASED": "as FORMAL",
-    "--steer": "a flag of `nodeagent.testing.coverage`",
+    "handover": "a field of the replies RowsScanned and PartitionsListed",
 }
 """Names that are stored or sent, and why they remain. A string that contains nothing else is accepted;
-so is a failpoint such as `before:` and a stage."""
+so is a failpoint such as `before:` and a stage, or a type and its field."""
 
 LEFT_OUT = {
     "docs/reference": "generated",
@@ -117,7 +117,7 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
-        if id(node) not in quoted and node.value.rpartition(":")[2] not in STORED:
+        if id(node) not in quoted and re.split("[:.]", node.value)[-1] not in STORED:
             yield node.lineno, node.value
 
 
