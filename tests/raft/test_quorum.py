@@ -6,7 +6,7 @@ from itertools import product
 from nodeagent.raft.quorum import Verdict, count_votes, majority_value
 
 
-def dumb_majority(values: list[int]) -> int:
+def simple_majority(values: list[int]) -> int:
     reached = [v for v in values if 2 * sum(1 for o in values if o >= v) > len(values)]
     return max(reached, default=0)
 
@@ -16,7 +16,7 @@ def test_majority_value_equals_counting_for_each_value() -> None:
     draw = random.Random(1)
     for _ in range(20_000):
         values = [draw.randrange(6) for _ in range(draw.randrange(10))]
-        assert majority_value(values) == dumb_majority(values), values
+        assert majority_value(values) == simple_majority(values), values
 
 
 def test_votes_are_counted_in_every_group_of_up_to_five() -> None:

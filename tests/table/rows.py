@@ -1,4 +1,4 @@
-"""Small tables for tests, and a dumb twin of `merge` that works cell by cell."""
+"""Small tables for tests, and a simple model of `merge` that works cell by cell."""
 
 import random
 from collections.abc import Sequence
@@ -56,13 +56,13 @@ def _dead(row: Row, order: Order, tombs: Sequence[Tombstone]) -> bool:
     )
 
 
-def dumb_merge(
+def simple_merge(
     parts: Sequence[tuple[Order, Sequence[Row]]],
     tombs: Sequence[Tombstone],
     schema: TableSchema = SCHEMA,
     spec: ScanSpec | None = None,
 ) -> list[Row]:
-    """What `merge` promises, one cell after the other."""
+    """The result that `merge` promises, computed one cell after the other."""
     cells: dict[tuple[Any, ...], Row] = {}
     fields = schema.fields if spec is None or spec.fields is None else spec.fields
     for order, rows in sorted(parts, key=lambda part: part[0]):

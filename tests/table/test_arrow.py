@@ -1,4 +1,4 @@
-"""The gate for rows from outside."""
+"""Rows from clients are validated."""
 
 import contextlib
 import datetime
@@ -42,7 +42,7 @@ def times(n: int) -> pa.Array:
     ],
 )
 def test_columns_become_exactly_the_tables_types(kind: str, values: pa.Array) -> None:
-    """Every harmless Arrow type is cast to the one the writer takes, with no value changed."""
+    """Every harmless Arrow type is cast to the type that the writer accepts, and no value changes."""
     batch = normalise(pa.table({"time": times(2), "V": values}), one(kind))
     assert batch.schema == arrow_schema(one(kind))
     got, given = batch.column(1).to_pylist(), values.to_pylist()
@@ -67,32 +67,34 @@ def test_columns_become_exactly_the_tables_types(kind: str, values: pa.Array) ->
     ],
 )
 def test_lossy_casts_are_refused(kind: str, values: pa.Array, error: type[Exception]) -> None:
-    """A value that would change, or a type that cannot become the table's, is an error that names it."""
+    """A value that would change, or a type that cannot become the type of the table, is an error that names
+    it."""
     with pytest.raises(error, match="'v'"):
         normalise(pa.table({"time": times(1), "v": values}), one(kind))
 
 
 def test_date_limits_are_the_calendar_ones() -> None:
-    """1000-01-01 and 9999-12-31 pass."""
+    """1000-01-01 and 9999-12-31 are accepted."""
     values = pa.array([datetime.date(1000, 1, 1), datetime.date(9999, 12, 31)])
     assert normalise(pa.table({"time": times(2), "v": values}), one("DATE")).column(1).equals(values)
 
 
 def test_unknown_column_is_named_with_both_types() -> None:
-    """An extra column is a SchemaMismatch with its name, its type and that the table has none."""
+    """An extra column is a SchemaMismatch with its name, its type, and the statement that the table has no
+    such column."""
     with pytest.raises(SchemaMismatch, match=r"'extra'.*int64.*none"):
         normalise(pa.table({"time": times(1), "Extra": times(1)}), SCHEMA)
 
 
 def test_missing_columns_become_null_in_schema_order() -> None:
-    """Columns come in the schema's order whatever the input's; absent ones are null."""
+    """Columns have the order of the schema, whatever the order of the input; missing ones are null."""
     batch = normalise(pa.table({"I": pa.array([7], pa.int32()), "Time": times(1)}), SCHEMA)
     assert batch.schema.names == ["time", "site", "d", "dev", "i", "s"]
     assert batch.to_pylist() == [{"time": 0, "site": None, "d": None, "dev": None, "i": 7, "s": None}]
 
 
-def test_rows_in_the_tables_form_are_taken_as_they_are() -> None:
-    """The short way gives what the long one gives, and refuses what that refuses."""
+def test_rows_in_the_form_of_the_table_are_accepted_unchanged() -> None:
+    """The short path returns what the long path returns, and refuses the same input."""
     wanted = arrow_schema(SCHEMA)
     row = {"time": 1, "site": "x", "d": 2, "dev": None, "i": 7, "s": "y"}
     rows = pa.Table.from_pylist(
@@ -105,13 +107,13 @@ def test_rows_in_the_tables_form_are_taken_as_they_are() -> None:
 
 
 def test_null_time_names_the_row() -> None:
-    """A null time is refused with the number of its first row."""
+    """A null time is refused with the number of the first row that has one."""
     with pytest.raises(InvalidInput, match="row 2"):
         normalise(pa.table({"time": pa.array([1, 2, None, None], pa.int64())}), SCHEMA)
 
 
 def test_time_as_timestamp_is_milliseconds() -> None:
-    """Timestamps of any unit become int64 ms; one that is no whole millisecond is refused."""
+    """Timestamps of any unit become int64 ms; one that is not a whole number of milliseconds is refused."""
     stamps = pa.array([1_500_000_000], pa.timestamp("ns", "UTC"))
     assert normalise(pa.table({"time": stamps}), SCHEMA).column(0).to_pylist() == [1500]
     with pytest.raises(InvalidInput, match="time"):
@@ -126,7 +128,7 @@ def test_names_that_differ_in_case_only_are_refused() -> None:
 
 
 def test_encode_round_trip_is_deterministic_and_ignores_chunks() -> None:
-    """Equal rows give equal bytes, also when they came in several chunks or with metadata."""
+    """Equal rows give equal bytes, even if they came in several chunks or with metadata."""
     rng = random.Random(1)
     rows = [random_row(rng) for _ in range(50)]
     whole, parts = table(rows), pa.concat_tables([table(rows[:20]), table(rows[20:])])
@@ -134,7 +136,7 @@ def test_encode_round_trip_is_deterministic_and_ignores_chunks() -> None:
     assert decode(encode(parts)).equals(whole)
 
 
-def test_broken_bytes_are_invalid_input_and_nothing_else() -> None:
+def test_broken_bytes_are_refused_as_invalid_input() -> None:
     """Truncated, flipped and random bytes either decode to valid rows or raise InvalidInput."""
     rng = random.Random(7)
     good = encode(table([random_row(rng) for _ in range(30)]))
@@ -157,7 +159,7 @@ def test_broken_bytes_are_invalid_input_and_nothing_else() -> None:
 
 
 def test_infer_schema_puts_tags_first_in_the_order_given() -> None:
-    """Types map to the narrowest table type that holds them; tags are STRING in the order named."""
+    """Types map to the narrowest table type that holds them; tags are STRING in the given order."""
     source = pa.schema([("TS", pa.int64()), ("a", pa.int16()), ("B", pa.string()), ("c", pa.float32())])
     source = source.append(pa.field("dev", pa.large_string())).append(pa.field("u", pa.uint32()))
     schema = infer_schema(source, storage_group="SG", table="T", tags=["dev", "b"], time="ts")
@@ -188,7 +190,8 @@ _WIDE = TableSchema("g", "t", 1, tuple(Column(f"c{i}", "DOUBLE", False) for i in
 @pytest.mark.parametrize("rows", [_SMALL, _CODED])
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_a_compressed_stream_is_refused_before_it_is_opened(rows: pa.Table, codec: str) -> None:
-    """11 KB can be 840 MiB. Our own log is read as it is: an earlier release let such streams in."""
+    """11 KB can become 840 MiB. Our own log is read without this check: an earlier release accepted such
+    streams."""
     ipc = _ipc(rows, compression=codec)
     with pytest.raises(InvalidInput, match="compressed"):
         arrow.decode(ipc)
@@ -197,8 +200,8 @@ def test_a_compressed_stream_is_refused_before_it_is_opened(rows: pa.Table, code
     assert arrow.decode(_ipc(rows, use_legacy_format=True)).equals(rows)
 
 
-def test_a_dictionary_alone_that_is_compressed_is_refused() -> None:
-    """It is a body of its own, before that of the rows."""
+def test_a_stream_of_which_only_the_dictionary_is_compressed_is_refused() -> None:
+    """A dictionary is a body of its own, before the body of the rows."""
     packed, plain = (
         [m.serialize().to_pybytes() for m in pa.ipc.MessageReader.open_stream(_ipc(_CODED, **options))]
         for options in ({"compression": "zstd"}, {})
@@ -211,13 +214,14 @@ def test_a_dictionary_alone_that_is_compressed_is_refused() -> None:
 
 
 def _rows_message(ipc: bytes) -> tuple[int, int]:
-    """Where the second message of a stream begins, that of its rows, and where the flatbuffer in it."""
+    """The offset of the second message of a stream, which contains the rows, and the offset of its
+    flatbuffer."""
     begin = 8 + int.from_bytes(ipc[4:8], "little")
     return begin, begin + 8 + int.from_bytes(ipc[begin + 8 : begin + 12], "little")
 
 
 def test_columns_that_share_bytes_are_refused() -> None:
-    """A megabyte could be 4 096 columns of a megabyte in the file made of it and in a page of a read."""
+    """One megabyte could become 4 096 columns of a megabyte each, in a file and in a page of a read."""
     columns = 5
     ipc = bytearray(_ipc(pa.table({f"c{i}": np.arange(100) for i in range(columns)})))
     begin, message = _rows_message(bytes(ipc))
@@ -226,9 +230,9 @@ def test_columns_that_share_bytes_are_refused() -> None:
     batch = field + int.from_bytes(ipc[field : field + 4], "little")
     field = streams._field(bytes(ipc), batch, streams._BUFFERS)
     buffers = field + int.from_bytes(ipc[field : field + 4], "little") + 4
-    for column in range(columns):  # each has a validity, which is empty, and values
+    for column in range(columns):  # each column has a validity, which is empty, and values
         struct.pack_into("<q", ipc, buffers + 32 * column + 16, 0)
-    # The body is as long as if each column had its own.
+    # The body has the length that it would have if each column had its own values.
     assert arrow.decode(bytes(ipc)).column(4).equals(pa.chunked_array([np.arange(100)]))
     struct.pack_into("<q", ipc, streams._field(bytes(ipc), message, streams._BODY_LENGTH), 800)
     with pytest.raises(InvalidInput, match="share bytes"):
@@ -236,8 +240,9 @@ def test_columns_that_share_bytes_are_refused() -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_length_that_leads_back_is_refused() -> None:
-    """Of a body or of metadata: else the same message would be looked at for ever."""
+def test_a_negative_length_is_refused() -> None:
+    """A negative length of a body or of metadata would make the reader examine the same message
+    indefinitely."""
     good = _ipc(_SMALL)
     second, message = _rows_message(good)
     body_at = streams._field(good, message, streams._BODY_LENGTH)
@@ -248,7 +253,7 @@ def test_a_length_that_leads_back_is_refused() -> None:
             arrow.decode(bad)
 
 
-def test_damaged_metadata_is_invalid_input_and_nothing_else() -> None:
+def test_damaged_metadata_is_refused_as_invalid_input() -> None:
     rng = random.Random(1)
     good = _ipc(_CODED)
     for _ in range(5_000):
@@ -282,8 +287,10 @@ def test_damaged_metadata_is_invalid_input_and_nothing_else() -> None:
         ),
     ],
 )
-def test_little_that_would_become_much_is_refused_before_it_does(rows: pa.Table, schema: TableSchema) -> None:
-    """Nulls for columns that are absent, a value that is there once for many rows."""
+def test_input_that_would_expand_too_much_is_refused_before_it_is_expanded(
+    rows: pa.Table, schema: TableSchema
+) -> None:
+    """Examples are nulls for missing columns, and a value that is stored once for many rows."""
     before = pa.total_allocated_bytes()
     with pytest.raises(InvalidInput, match="in the table's form"):
         arrow.normalise(rows, schema, 8 << 20)

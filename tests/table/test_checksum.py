@@ -1,4 +1,4 @@
-"""The logical checksum sees content, all of it and nothing else."""
+"""The logical checksum depends on all of the content and on nothing else."""
 
 import math
 import random
@@ -27,8 +27,8 @@ def sum_of(rows: list[Row], schema: TableSchema = SCHEMA) -> tuple[int, int, int
     return total(checksum(table(rows, schema), schema))
 
 
-def test_independent_of_order_and_batching() -> None:
-    """Any permutation and any split gives the same buckets; parts add up."""
+def test_sums_do_not_depend_on_order_and_batching() -> None:
+    """Any permutation and any division gives the same buckets; the sums of parts add up."""
     rows = rows_of(1)
     whole = checksum(table(rows), SCHEMA)
     shuffled = list(rows)
@@ -40,7 +40,7 @@ def test_independent_of_order_and_batching() -> None:
 
 
 def test_buckets_are_series_and_day() -> None:
-    """There is one row per (tags, UTC day) with values; days before 1970 are floored."""
+    """There is one bucket per (tags, UTC day) with values; days before 1970 are rounded down."""
     rows = rows_of(3)
     sums = checksum(table(rows), SCHEMA)
     seen = {
@@ -55,8 +55,8 @@ def test_buckets_are_series_and_day() -> None:
 
 
 @pytest.mark.parametrize("field", ["time", "site", "dev", "d", "i", "s"])
-def test_any_changed_cell_shows(field: str) -> None:
-    """Changing one cell, or making it null, changes both sums."""
+def test_any_changed_cell_changes_the_sums(field: str) -> None:
+    """A changed cell, or a cell made null, changes both sums."""
     rows = rows_of(4)
     base = sum_of(rows)
     at = next(k for k, r in enumerate(rows) if r[field] is not None and r["i"] is not None)
@@ -67,8 +67,8 @@ def test_any_changed_cell_shows(field: str) -> None:
         assert other[1] != base[1] and other[2] != base[2]
 
 
-def test_swaps_and_shifts_show() -> None:
-    """Trading values between rows or fields, or shifting an even number of times alike, shows."""
+def test_swaps_and_shifts_change_the_sums() -> None:
+    """Values swapped between rows or fields change the sums, and so does an even number of equal shifts."""
     schema = TableSchema("sg", "t", 1, tuple(Column(n, "DOUBLE", False) for n in ("a", "b")))
     rows: list[Row] = [{"time": t, "a": float(t), "b": float(t * 7)} for t in range(4)]
     variants = [
@@ -84,7 +84,7 @@ def test_swaps_and_shifts_show() -> None:
 
 
 def test_signed_zero_differs_and_all_nans_are_one() -> None:
-    """-0.0 is another value than 0.0; NaN payloads are not."""
+    """-0.0 and 0.0 are different values; NaNs with different payloads are the same value."""
     schema = TableSchema("sg", "t", 1, (Column("v", "DOUBLE", False),))
 
     def of(value: float) -> tuple[int, int, int]:
@@ -95,8 +95,9 @@ def test_signed_zero_differs_and_all_nans_are_one() -> None:
     assert of(math.nan) == of(odd) != of(math.inf)
 
 
-def test_types_names_and_null_against_empty_are_bound() -> None:
-    """Equal bits under another type, name or table differ; "" is a value and null is none."""
+def test_sums_depend_on_types_names_and_null() -> None:
+    """Equal bits with another type, column name or table name give other sums; "" is a value and null is
+    none."""
 
     def of(kind: str, value: object, name: str = "v", table_name: str = "t") -> tuple[int, int, int]:
         schema = TableSchema("sg", table_name, 1, (Column(name, kind, False),))
@@ -124,7 +125,7 @@ def test_types_names_and_null_against_empty_are_bound() -> None:
 
 
 def test_columns_that_are_null_everywhere_do_not_count() -> None:
-    """A schema that gained a tag and a field, and columns in another order, give the same sums."""
+    """A schema with an additional tag and field, and columns in another order, give the same sums."""
     rows = [{"time": 1, "dev": "x", "d": 1.0}, {"time": 2, "dev": "y", "d": None}]
     old = TableSchema("sg", "t", 1, (Column("dev", "STRING", True), Column("d", "DOUBLE", False)))
     new = TableSchema("sg", "t", 2, (Column("n", "INT64", False), Column("d", "DOUBLE", False)))
@@ -132,14 +133,14 @@ def test_columns_that_are_null_everywhere_do_not_count() -> None:
     assert sum_of(rows, old) == sum_of(rows, new)
 
 
-def test_tags_do_not_run_into_each_other() -> None:
+def test_tags_are_not_concatenated() -> None:
     """("a.b", "c"), ("a", "b.c"), (null, x) and (x, null) are four series."""
     pairs = [("a.b", "c"), ("a", "b.c"), (None, "x"), ("x", None), ("", "x")]
     assert len({sum_of([{"time": 1, "site": a, "dev": b, "i": 1}]) for a, b in pairs}) == len(pairs)
 
 
 def test_known_value_is_stable() -> None:
-    """The sums are part of the file format: a change here needs a new format version."""
+    """The sums are part of the file format: if they change, the format needs a new version."""
     rows = [{"time": 1_700_000_000_000, "site": "s", "dev": None, "d": -0.0, "i": -1, "s": "\u00e9"}]
     assert sum_of(rows) == (3, 17124421302971961179, 5843929370875703936)
     assert checksum(table([]), SCHEMA).column_names == ["site", "dev", DAY, COUNT, H1, H2]

@@ -1,4 +1,4 @@
-"""Which files a group has."""
+"""A manifest lists the files of a group."""
 
 import random
 from collections import Counter
@@ -19,7 +19,7 @@ def meta(
 
 
 def test_sums_and_lookups_follow_add_remove_replace() -> None:
-    """Counts, bytes and every lookup are those of the files now in it, whatever came before."""
+    """Counts, bytes and every lookup are those of the current files, whatever changes came before."""
     rng = random.Random(1)
     manifest, twin = Manifest(), dict[str, FileMeta]()
     for step in range(300):
@@ -45,8 +45,9 @@ def test_sums_and_lookups_follow_add_remove_replace() -> None:
     assert manifest.slots() == tuple(sorted({m.slot for m in twin.values()}))
 
 
-def test_digest_sees_name_size_and_hash_and_no_order() -> None:
-    """Equal files in any order have equal digests; any difference in name, size or hash shows."""
+def test_digest_depends_on_name_size_and_hash_but_not_on_order() -> None:
+    """Equal files in any order have equal digests; any difference in name, size or hash changes the
+    digest."""
     a, b = meta("a"), meta("b", 2)
     base = Manifest([a, b]).digest()
     assert Manifest([b, a]).digest() == base
@@ -61,7 +62,7 @@ def test_digest_sees_name_size_and_hash_and_no_order() -> None:
 
 
 def test_replayed_add_changes_nothing_and_a_clash_is_a_broken_invariant() -> None:
-    """The same file twice is one; two files of one name cannot be."""
+    """A file that is added twice counts once; two different files of one name are a bug."""
     manifest = Manifest([meta("a")])
     manifest.add([meta("a")])
     assert (len(manifest), manifest.nbytes) == (1, 10)
@@ -69,8 +70,8 @@ def test_replayed_add_changes_nothing_and_a_clash_is_a_broken_invariant() -> Non
         manifest.add([meta("a", size=11)])
 
 
-def test_partition_order_is_age_and_export_is_the_way_back() -> None:
-    """Files of a partition come oldest first; adopted orders compare like tuples."""
+def test_files_of_a_partition_are_ordered_by_age_and_can_be_exported() -> None:
+    """The files of a partition come oldest first; orders of adopted files compare like tuples."""
     manifest = Manifest(
         [meta("c", order=(9,)), meta("b", order=(5, 7)), meta("a", order=(5, 2)), meta("u", table="u")]
     )

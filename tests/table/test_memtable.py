@@ -1,4 +1,4 @@
-"""What is in the log but in no file."""
+"""The memtable contains the rows that are in the log but in no file."""
 
 import random
 import sys
@@ -24,7 +24,7 @@ def filled() -> Memtable:
 
 
 def test_totals_are_the_sums() -> None:
-    """Bytes and rows count every batch once, per partition and in all."""
+    """Bytes and rows count every batch once, per partition and in total."""
     mem = filled()
     at = mem.partition(A)
     assert at is not None
@@ -33,8 +33,8 @@ def test_totals_are_the_sums() -> None:
     assert mem.first_index() == 1
 
 
-def test_freeze_gives_the_prefix_and_keeps_it_readable() -> None:
-    """Frozen batches are those up to the index, per table, given once, and still read."""
+def test_freeze_returns_the_prefix_and_keeps_it_readable() -> None:
+    """Frozen batches are those up to the index, per table; they are returned once and are still readable."""
     mem = filled()
     frozen = mem.freeze(A, 3)
     assert {t: [b.order for b in run.batches] for t, run in frozen.items()} == {"t": [(1,)], "u": [(3,)]}
@@ -49,7 +49,7 @@ def test_freeze_gives_the_prefix_and_keeps_it_readable() -> None:
 
 
 def test_no_row_joins_a_frozen_range() -> None:
-    """A write at or below the frozen index would be lost with the freeze: it is a broken invariant."""
+    """A write at or below the frozen index would be lost with the freeze, so it is a broken invariant."""
     mem = filled()
     mem.freeze(A, 9)
     with pytest.raises(AssertionError):
@@ -57,7 +57,7 @@ def test_no_row_joins_a_frozen_range() -> None:
 
 
 def test_drop_moves_the_first_index_and_frees() -> None:
-    """Dropping what is in files frees its bytes; an empty partition disappears."""
+    """The drop of rows that are in files frees their bytes; an empty partition disappears."""
     mem = filled()
     mem.freeze(A, 1)
     assert mem.drop(A, 3) == 40
@@ -70,7 +70,7 @@ def test_drop_moves_the_first_index_and_frees() -> None:
 
 
 def test_reads_skip_batches_outside_the_time_range() -> None:
-    """A batch is given only if its time range meets the asked one."""
+    """A batch is returned only if its time range overlaps the requested one."""
     mem = filled()
     assert [b.order for b in mem.batches(A, "t", time_from=3)] == [(4,)]
     assert [b.order for b in mem.batches(A, "t", time_to=2)] == [(1,)]
@@ -78,14 +78,14 @@ def test_reads_skip_batches_outside_the_time_range() -> None:
 
 
 class Untouched(list[Any]):
-    """Batches that nobody goes through."""
+    """Batches over which no code may iterate."""
 
     def __iter__(self) -> Iterator[Any]:
-        raise AssertionError("every batch is looked at")
+        raise AssertionError("the code iterates over all batches")
 
 
-def test_a_close_goes_through_no_batches() -> None:
-    """One has tens of thousands, and the loop would stand still while it ends."""
+def test_a_close_does_not_iterate_over_batches() -> None:
+    """There are tens of thousands of batches, and the loop would block during the close."""
     mem = filled()
     at = mem.partition(A)
     assert at is not None
@@ -98,8 +98,8 @@ def test_a_close_goes_through_no_batches() -> None:
     assert [run.rows for run in frozen.values()] == [5, 3]
 
 
-def test_what_was_dropped_is_freed_some_at_a_time() -> None:
-    """To free all of a close at once takes the loop longer than anything else in it."""
+def test_dropped_rows_are_freed_in_small_steps() -> None:
+    """Freeing all rows of a close at once would take longer than any other step of the loop."""
     mem, count = Memtable(), 4 * FREED_MIN
     for index in range(1, count + 1):
         mem.add(A, "t", MemBatch((index,), b"x"), rows=1, time_min=0, time_max=0)
@@ -113,11 +113,11 @@ def test_what_was_dropped_is_freed_some_at_a_time() -> None:
         mem.to_free.free()
         left.append(len(mem.to_free))
     assert left == [count - n * FREED_MIN for n in range(5)]
-    assert all(sys.getrefcount(batch) == 3 for batch in data), "nobody else holds one"
+    assert all(sys.getrefcount(batch) == 3 for batch in data), "another object refers to a batch"
 
 
-def test_much_is_freed_in_larger_parts() -> None:
-    """So that what comes all the time does not pile up."""
+def test_many_dropped_rows_are_freed_in_larger_steps() -> None:
+    """Otherwise the memory of a continuous stream of rows would accumulate."""
     to_free = DeferredFree()
     for _ in range(8):
         to_free.add([object() for _ in range(FREED_MIN * FREED_SHARE)])
@@ -125,8 +125,8 @@ def test_much_is_freed_in_larger_parts() -> None:
     assert len(to_free) == 7.5 * FREED_MIN * FREED_SHARE
 
 
-def test_what_came_first_is_freed_first() -> None:
-    """Large batches would stay under a stream of small ones, in memory that nobody counts."""
+def test_rows_are_freed_in_the_order_of_the_drops() -> None:
+    """Otherwise large batches would stay behind a stream of small ones, in memory that is not counted."""
     first = [bytearray(1) for _ in range(2)]
     to_free = DeferredFree()
     to_free.add([*first])
@@ -137,10 +137,11 @@ def test_what_came_first_is_freed_first() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_it_knows_what_a_list_of_batches_knows(seed: int) -> None:
-    """Whatever is added, frozen and dropped, also in the middle of what one close would take."""
+def test_the_memtable_agrees_with_a_list_of_batches(seed: int) -> None:
+    """This holds for any sequence of additions, freezes and drops, even if a drop ends in the middle of a
+    close."""
     rng, mem, last = random.Random(seed), Memtable(), 0
-    known: list[tuple[PartitionKey, str, int, int]] = []  # where, index, bytes
+    known: list[tuple[PartitionKey, str, int, int]] = []  # partition, table, index, bytes
     frozen = {A: 0, B: 0}
     for _ in range(60):
         key, table = rng.choice((A, B)), rng.choice("tuv")

@@ -1,4 +1,4 @@
-"""Newest value per cell, deletes, order."""
+"""A merge keeps the newest value per cell, applies deletes and sorts."""
 
 import random
 
@@ -12,7 +12,7 @@ from nodeagent.model.schema import Column, TableSchema
 from nodeagent.table import series
 from nodeagent.table.merge import merge
 
-from .rows import SCHEMA, Row, dumb_merge, random_row, table
+from .rows import SCHEMA, Row, random_row, simple_merge, table
 
 KEY = PartitionKey("sg", 0, 0)
 
@@ -24,8 +24,8 @@ def random_tomb(rng: random.Random) -> Tombstone:
 
 
 @pytest.mark.parametrize("name", ["nosuch", "i"])
-def test_a_delete_by_what_is_no_tag_deletes_nothing(name: str) -> None:
-    """It is in the log for ever: who merges the rows must get over it."""
+def test_a_delete_by_a_column_that_is_no_tag_deletes_nothing(name: str) -> None:
+    """Such a delete stays in the log permanently, so every merge of the rows must tolerate it."""
     parts: list[tuple[Order, pa.Table]] = [((1,), table([{"time": 0, "dev": "x"}, {"time": 0, "dev": "y"}]))]
     for tags in (((name, "x"),), ((name, None),), (("dev", "x"), (name, None))):
         assert merge(parts, [Tombstone((5,), KEY, "t", tags, -10, 10)], SCHEMA).num_rows == 2, tags
@@ -49,20 +49,21 @@ def random_case(seed: int) -> tuple[list[tuple[Order, list[Row]]], list[Tombston
 
 
 @pytest.mark.parametrize("start", range(0, 400, 100))
-def test_merge_equals_its_dumb_twin(start: int) -> None:
-    """On random parts, deletes and scans the result is that of the cell-by-cell twin, row for row."""
+def test_merge_equals_a_simple_model(start: int) -> None:
+    """On random parts, deletes and scans, the result equals that of the cell-by-cell model, row for row."""
     for seed in range(start, start + 100):
         parts, tombs, spec = random_case(seed)
         tables = [(order, table(rows)) for order, rows in parts]
-        assert merge(tables, tombs, SCHEMA).to_pylist() == dumb_merge(parts, tombs), seed
-        wanted = dumb_merge(parts, tombs, SCHEMA, spec)
+        assert merge(tables, tombs, SCHEMA).to_pylist() == simple_merge(parts, tombs), seed
+        wanted = simple_merge(parts, tombs, SCHEMA, spec)
         assert merge(tables, tombs, SCHEMA, spec).to_pylist() == wanted, seed
 
 
 def test_many_tags_and_extreme_times_take_the_slow_paths_to_the_same_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Keys that do not fit 63 bits are sorted by two columns; too many tag tuples are renumbered."""
+    """Keys that do not fit into 63 bits are sorted by two columns; tag tuples are renumbered if there are too
+    many."""
     monkeypatch.setattr(series, "_CODES_MAX", 4)
     for seed in range(50):
         parts, tombs, _ = random_case(seed)
@@ -72,11 +73,11 @@ def test_many_tags_and_extreme_times_take_the_slow_paths_to_the_same_result(
             for row in rows:
                 for name in ("site", "dev", "d", "i", "s"):
                     row.setdefault(name, None)
-        assert merge(tables, tombs, SCHEMA).to_pylist() == dumb_merge(parts, tombs), seed
+        assert merge(tables, tombs, SCHEMA).to_pylist() == simple_merge(parts, tombs), seed
 
 
 def test_a_newer_null_does_not_hide_an_older_value() -> None:
-    """Two writers of different fields of one (tags, time) both show."""
+    """Two writers of different fields of one (tags, time): both values are visible."""
     old = table([{"time": 1, "dev": "x", "d": 1.0, "i": 1}])
     new = table([{"time": 1, "dev": "x", "i": 2}])
     assert merge([((2,), new), ((1,), old)], (), SCHEMA).select(["d", "i"]).to_pylist() == [
@@ -85,7 +86,7 @@ def test_a_newer_null_does_not_hide_an_older_value() -> None:
 
 
 def test_a_delete_masks_older_rows_only() -> None:
-    """Rows of the delete's own order and later survive; another table's delete does nothing."""
+    """Rows of the delete's own order and newer rows survive; a delete of another table has no effect."""
     part = table([{"time": 1, "dev": "x", "d": 1.0}])
     for order, left in (((4,), 0), ((5,), 1), ((5, 9), 1), ((6,), 1)):
         tomb = Tombstone((5,), KEY, "t", (("dev", "x"),), 0, 1)
@@ -95,7 +96,7 @@ def test_a_delete_masks_older_rows_only() -> None:
 
 
 def test_parts_of_an_older_schema_get_nulls() -> None:
-    """A part without a later column, tag or field, merges as null there."""
+    """If a part lacks a later column, tag or field, its rows merge as null in this column."""
     old = pa.table({"time": [1], "dev": ["x"], "d": [1.0]})
     new = table([{"time": 1, "dev": "x", "i": 4}])
     assert merge([((1,), old), ((2,), new)], (), SCHEMA).to_pylist() == [
@@ -105,7 +106,7 @@ def test_parts_of_an_older_schema_get_nulls() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_parts_of_several_schemas_in_any_order(seed: int) -> None:
-    """Old parts lie between new ones: a group's memory while a column is added."""
+    """Old parts are between new ones: this is the memory of a group while a column is added."""
     rng = random.Random(seed)
     older = TableSchema(SCHEMA.storage_group, SCHEMA.table, 1, SCHEMA.columns[:3])
     turned = TableSchema(SCHEMA.storage_group, SCHEMA.table, 1, SCHEMA.columns[::-1])
@@ -121,13 +122,13 @@ def test_parts_of_several_schemas_in_any_order(seed: int) -> None:
 
 
 def test_a_column_of_another_type_is_refused() -> None:
-    """A stored column is never cast in silence."""
+    """A stored column is never cast silently."""
     with pytest.raises(SchemaMismatch, match="'d'"):
         merge([((1,), pa.table({"time": [1], "d": pa.array([1], pa.int64())}))], (), SCHEMA)
 
 
 def test_unknown_names_in_a_scan_are_refused() -> None:
-    """Fields and tags a table does not have are the asker's error, not an empty result."""
+    """Fields and tags that a table does not have are an error of the caller, not an empty result."""
     part = [((1,), table([{"time": 1}]))]
     for spec in (ScanSpec(SCHEMA, ("zz",)), ScanSpec(SCHEMA, tags=(("zz", "1"),))):
         with pytest.raises(InvalidInput, match="'zz'"):
@@ -135,7 +136,7 @@ def test_unknown_names_in_a_scan_are_refused() -> None:
 
 
 def test_no_parts_and_no_tags() -> None:
-    """Nothing merges to nothing with the right columns; a table without tags sorts by time."""
+    """A merge of no parts is empty and has the right columns; a table without tags is sorted by time."""
     assert merge([], (), SCHEMA).schema.names == ["time", "site", "d", "dev", "i", "s"]
     bare = TableSchema("sg", "t", 1, (Column("d", "DOUBLE", False),))
     rows = table([{"time": 2, "d": 1.0}, {"time": 1, "d": 2.0}, {"time": 2, "d": 3.0}], bare)

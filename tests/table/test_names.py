@@ -1,4 +1,4 @@
-"""The one rule for names and schemas, and the one for values."""
+"""There is one rule for names and schemas, and one for values."""
 
 import msgspec
 import pyarrow as pa
@@ -19,8 +19,8 @@ SCHEMA = TableSchema("root.a", "m", 1, (TAG, FIELD))
 
 
 @pytest.mark.parametrize("name", ["root.plant", "sg", "таблица", "a-b_c.2026", "日本", "x" * NAME_BYTES_MAX])
-def test_paths_of_words_are_taken(name: str) -> None:
-    """Words of any script joined by single dots name a storage group or a table."""
+def test_paths_of_words_are_accepted(name: str) -> None:
+    """Words of any script that are joined by single dots name a storage group or a table."""
     assert names.check_storage_group(name) == name == names.check_table(name)
 
 
@@ -30,7 +30,7 @@ def test_paths_of_words_are_taken(name: str) -> None:
     + ["x" * 70_000, "\ud800"],
 )
 def test_other_paths_are_refused(name: str) -> None:
-    """The error says what is wrong or what the rule is, whatever the name is."""
+    """The error contains the problem or the rule, whatever the name is."""
     for check in (names.check_storage_group, names.check_table):
         with pytest.raises(InvalidName) as refused:
             check(name)
@@ -38,8 +38,8 @@ def test_other_paths_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["v", "temp (°c)", "a.b", "50%", "темп", "😀", "i̇", "x" * NAME_BYTES_MAX])
-def test_printable_columns_are_taken(name: str) -> None:
-    """Headers of real files are taken as they are, in lower case."""
+def test_printable_columns_are_accepted(name: str) -> None:
+    """Headers of real files are accepted as they are, in lower case."""
     assert names.check_column(name) == name
 
 
@@ -65,14 +65,14 @@ def test_printable_columns_are_taken(name: str) -> None:
     ],
 )
 def test_other_columns_are_refused(name: str) -> None:
-    """Nameless, blank, invisible and reserved names are errors, not columns."""
+    """Unnamed, blank, invisible and reserved names are errors, not columns."""
     with pytest.raises(InvalidName):
         names.check_column(name)
 
 
 @pytest.mark.parametrize(("one", "other"), [("ı", "i"), ("σ", "ς"), ("ſ", "s"), ("straße", "strasse")])
 def test_columns_that_differ_in_case_alone_are_refused(one: str, other: str) -> None:
-    """They are one column to Spark, so no table has both, not even one after the other."""
+    """Spark considers them one column, so no table has both, not even if one is added later."""
     both = (Column(one, "DOUBLE", False), Column(other, "DOUBLE", False))
     with pytest.raises(InvalidName, match="have the same name"):
         names.check_schema(TableSchema("sg", "t", 1, both))
@@ -92,14 +92,15 @@ def test_columns_that_differ_in_case_alone_are_refused(one: str, other: str) -> 
         tuple(Column(f"c{i}", "DOUBLE", False) for i in range(COLUMNS_MAX + 1)),
     ],
 )
-def test_tables_no_file_can_hold_are_refused(columns: tuple[Column, ...]) -> None:
-    """No column, too many, one twice, an unknown type, a tag that is no text."""
+def test_tables_that_no_file_can_hold_are_refused(columns: tuple[Column, ...]) -> None:
+    """The schema has no column, too many columns, one column twice, an unknown type, or a tag that is not
+    text."""
     with pytest.raises(InvalidInput):
         names.check_schema(TableSchema("sg", "t", 1, columns))
 
 
-def test_names_of_an_earlier_release_stay_but_get_no_company() -> None:
-    """A table with a name that is refused today can still be extended, by proper names alone."""
+def test_names_of_an_earlier_release_stay_but_no_further_one_is_accepted() -> None:
+    """A table with a name that is refused now can still be extended, but only by valid names."""
     old = TableSchema("Old Group", "t", 1, (Column("a\tb", "DOUBLE", False),))
     names.check_schema(msgspec.structs.replace(old, columns=(*old.columns, FIELD)), old)
     with pytest.raises(InvalidName):
@@ -118,15 +119,15 @@ def test_names_of_an_earlier_release_stay_but_get_no_company() -> None:
         TableSchema("sg", "t", 1, (Column("v" * 1500, "DOUBLE", False),)),
     ],
 )
-def test_what_no_file_can_hold_is_known_of_old_tables_too(schema: TableSchema) -> None:
-    """Such a table takes no row, whichever release created it; others of that release do."""
+def test_old_tables_that_no_file_can_hold_are_refused_too(schema: TableSchema) -> None:
+    """Such a table accepts no row, whichever release created it; other tables of that release do."""
     with pytest.raises(InvalidName):
         names.check_fileable(schema)
     names.check_fileable(TableSchema("Old Group", "a b", 1, (Column("a\tb", "DOUBLE", False),)))
 
 
-def test_the_meta_leader_asks_the_same_rule() -> None:
-    """`PutSchema` of any client is refused with the rule's own words."""
+def test_the_meta_leader_applies_the_same_rule() -> None:
+    """`PutSchema` of any client is refused with the text of the rule."""
     state = MetaState()
     nameless = TableSchema("root.a", "m", 1, (TAG, Column("", "DOUBLE", False)))
     refused = check_request(state, PutSchema(nameless))
@@ -134,8 +135,8 @@ def test_the_meta_leader_asks_the_same_rule() -> None:
     assert check_request(state, PutSchema(SCHEMA)) is None
 
 
-def test_a_nameless_column_is_no_schema() -> None:
-    """What pandas' `to_csv()` calls its index would have become a column without a name."""
+def test_a_schema_with_an_unnamed_column_is_refused() -> None:
+    """The index that pandas writes with `to_csv()` would become a column without a name."""
     source = pa.schema([("", pa.int64()), ("time", pa.int64()), ("dev", pa.string())])
     with pytest.raises(InvalidName, match="without a name"):
         infer_schema(source, storage_group="sg", table="t", tags=["dev"])
@@ -157,8 +158,8 @@ def rows(times: list[int], devs: list[str | None]) -> pa.RecordBatch:
         ([0, 1], ["a", "é" * (TAG_BYTES_MAX // 2) + "x"], 1),
     ],
 )
-def test_values_no_file_gives_back_are_refused(times: list[int], devs: list[str | None], row: int) -> None:
-    """The row is named, also in a slice, with columns in another order or as dictionaries."""
+def test_values_that_no_file_returns_are_refused(times: list[int], devs: list[str | None], row: int) -> None:
+    """The error names the row, even in a slice, with columns in another order or as dictionaries."""
     batch = rows(times, devs)
     around = pa.Table.from_batches([rows([9], ["z\0"]), batch, rows([9], ["z\0"])]).combine_chunks()
     slanted = batch.select(["v", "dev", "time"]).set_column(1, "dev", batch.column(1).dictionary_encode())
@@ -168,8 +169,8 @@ def test_values_no_file_gives_back_are_refused(times: list[int], devs: list[str 
         assert refused.value.details["row"] == row, refused.value
 
 
-def test_extreme_values_are_taken() -> None:
-    """Up to the limits everything goes, and what lies around a slice is not looked at."""
+def test_extreme_values_are_accepted() -> None:
+    """All values up to the limits are accepted, and values outside a slice are not checked."""
     times, devs = [TIME_MS_MIN, TIME_MS_MAX, 0, 0], ["", "x" * TAG_BYTES_MAX, None, "\U0010fffd"]
     around = pa.Table.from_batches([rows([1 << 62], ["z\0"]), rows(times, devs)]).combine_chunks()
     assert normalise(around.slice(1), SCHEMA).column(1).to_pylist() == devs
@@ -177,8 +178,8 @@ def test_extreme_values_are_taken() -> None:
     assert normalise(rows([1], [None]), SCHEMA).num_rows == 1
 
 
-def test_text_behind_a_null_is_no_value() -> None:
-    """A null slot's bytes may be anything; they are not read as a tag."""
+def test_the_bytes_of_a_null_are_not_checked() -> None:
+    """A null slot may contain any bytes; they are not read as a tag."""
     text = pa.array(["a\0b", "c"])
     hidden = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x02"), *text.buffers()[1:]])
     batch = pa.record_batch(

@@ -1,4 +1,4 @@
-"""Pages of a partition: together they are what one merge of everything gives."""
+"""The pages of a partition contain together what one merge of everything contains."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ UNTAGGED = TableSchema("sg", "t", 1, (Column("v", "DOUBLE", False),))
 
 
 def _files(rng: random.Random, times: int) -> list[Part]:
-    """Sorted files of random age, as a close makes them."""
+    """Sorted files of random age, as a close writes them."""
     found: list[Part] = []
     for at in range(rng.randrange(5)):
         rows = table([random_row(rng, times) for _ in range(rng.randrange(40))])
@@ -56,7 +56,7 @@ def _sources(parts: Sequence[Part], spec: ScanSpec, memory: Sequence[Part] = ())
 
 
 def _compacted(rng: random.Random, files: list[Part], dead: Sequence[Tombstone]) -> list[Part]:
-    """Neighbours in age merged into one."""
+    """Files that are adjacent in age, merged into one."""
     aged = sorted(files, key=lambda part: part[0])
     if len(aged) < 2 or rng.random() < 0.5:
         return aged
@@ -69,7 +69,8 @@ def _compacted(rng: random.Random, files: list[Part], dead: Sequence[Tombstone])
 
 @pytest.mark.parametrize("seed", range(150))
 def test_pages_together_are_the_merge(seed: int) -> None:
-    """Any page size, any files, deletes and rows in memory; files are merged between two pages."""
+    """This holds for any page size, files, deletes and rows in memory; files are compacted between two
+    pages."""
     rng = random.Random(seed)
     times = rng.choice([3, 6, 200])
     files, dead, spec = _files(rng, times), _tombstones(rng, times), _spec(rng, times)
@@ -97,8 +98,8 @@ def _place(key: RowKey) -> tuple[tuple[bytes, ...], int]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_page_ends_where_it_is_told(seed: int) -> None:
-    """The rows up to a key and those behind it are all; no row is in both."""
+def test_a_page_ends_at_the_requested_key(seed: int) -> None:
+    """The rows up to a key and the rows after it are all rows; no row is in both."""
     rng = random.Random(seed)
     files, dead, spec = _files(rng, 6), _tombstones(rng, 6), _spec(rng, 6)
     wanted = merge(files, dead, SCHEMA, spec)
@@ -112,7 +113,8 @@ def test_a_page_ends_where_it_is_told(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_first_rows_end_the_partition(seed: int) -> None:
-    """With a number of rows wanted, the page has the first so many, and nothing comes after."""
+    """If a number of rows is requested, the page has that many rows from the beginning, and no page
+    follows."""
     rng = random.Random(seed)
     files, dead, spec = _files(rng, 6), _tombstones(rng, 6), _spec(rng, 6)
     rows_max = rng.randrange(1, 9)
@@ -123,8 +125,9 @@ def test_the_first_rows_end_the_partition(seed: int) -> None:
     assert one.after is None and one.rows.combine_chunks().equals(wanted.combine_chunks())
 
 
-def test_parts_of_a_large_table_count_as_large_as_they_are() -> None:
-    """Not as the buffers that they share: what is small enough for one page is read as one."""
+def test_parts_of_a_large_table_count_with_their_own_size() -> None:
+    """Parts are not counted with the buffers that they share: rows that fit into one page are read as one
+    page."""
     large = table([{"time": at, "dev": "x", "s": "y" * 50} for at in range(20_000)])
     parts: list[Part] = [((at,), large.slice(100 * at, 5)) for at in range(40)]
     nbytes = sum(rows.nbytes for _, rows in parts)
@@ -137,7 +140,7 @@ def test_parts_of_a_large_table_count_as_large_as_they_are() -> None:
 
 
 class _Counting(TableSource):
-    """A file that says what was read of it."""
+    """A file that counts what was read from it."""
 
     by_time = True
 
@@ -157,8 +160,8 @@ def _untagged(times: Sequence[int]) -> pa.Table:
     return pa.table({"time": times, "v": [0.0] * len(times)}, schema=arrow_schema(UNTAGGED))
 
 
-def test_a_page_costs_what_it_gives() -> None:
-    """Of files that follow each other in time a page reads its own rows only, wherever it begins."""
+def test_a_page_reads_only_the_rows_that_it_returns() -> None:
+    """A page over files that follow each other in time reads only its own rows, wherever it begins."""
     spec = ScanSpec(UNTAGGED)
     files = [_Counting([((at,), _untagged(range(1000 * at, 1000 * at + 1000)))], spec) for at in range(20)]
     one = page(files, (), spec, PageSpec(after=RowKey((), 7_499), bytes_max=100 * 16))
@@ -167,8 +170,9 @@ def test_a_page_costs_what_it_gives() -> None:
     assert sum(f.rows_read for f in files) <= 2 * one.rows.num_rows
 
 
-def test_rows_that_lie_close_together_do_not_burst_a_page() -> None:
-    """The span of a series says nothing of where in it the rows lie: reading stops, not memory."""
+def test_rows_that_are_close_in_time_do_not_exceed_the_page_size() -> None:
+    """The time span of a series does not show how its rows are distributed: reading stops before memory is
+    exceeded."""
     spec = ScanSpec(UNTAGGED)
     times = [0, *range(500_000, 600_000), 1_000_000_000]
     source = _Counting([((1,), _untagged(times))], spec)
@@ -185,8 +189,8 @@ def test_rows_that_lie_close_together_do_not_burst_a_page() -> None:
     assert got == times
 
 
-def test_where_reading_stopped_early_the_next_window_begins() -> None:
-    """Also when deletes leave nothing of what was read: what lies behind it is not passed over."""
+def test_the_next_window_begins_at_the_key_where_reading_stopped() -> None:
+    """Even if deletes leave no row of what was read, the rows after it are not skipped."""
     spec = ScanSpec(UNTAGGED)
     source = _Counting([((1,), _untagged([0, *range(500_000, 600_000), 1_000_000_000]))], spec)
     dead = Tombstone((5,), KEY, "t", (), 500_000, 599_990)
@@ -202,7 +206,8 @@ def test_where_reading_stopped_early_the_next_window_begins() -> None:
 
 
 def test_a_page_of_deleted_rows_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that deletes hide count as work: a page may end without a row and says where to go on."""
+    """Rows that deletes hide count as work: a page may end without a row, and then names the key to continue
+    after."""
     monkeypatch.setattr(paging, "ROWS_READ_MAX", 100)
     spec = ScanSpec(UNTAGGED)
     source = _Counting([((1,), _untagged(range(10_000)))], spec)

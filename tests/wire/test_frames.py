@@ -1,4 +1,4 @@
-"""Frames: the pieces in which bytes arrive make no difference, and no bytes do harm."""
+"""The pieces in which the bytes of a frame arrive make no difference, and no bytes do harm."""
 
 import random
 import struct
@@ -65,7 +65,7 @@ def test_whole_stream_at_once_gives_every_message() -> None:
 
 
 def test_byte_by_byte_gives_the_same_messages() -> None:
-    """One byte at a time."""
+    """The bytes arrive one at a time."""
     assert read([bytes([byte]) for byte in encoded()]) == MESSAGES
 
 
@@ -79,7 +79,7 @@ def test_random_pieces_give_the_same_messages(seed: int) -> None:
     assert read(pieces) == MESSAGES
 
 
-def test_trailing_bytes_stay_for_the_next_feed() -> None:
+def test_trailing_bytes_are_kept_for_the_next_feed() -> None:
     """An unfinished frame behind whole ones is completed later."""
     data = encoded()
     reader = FrameReader()
@@ -111,7 +111,7 @@ def test_empty_frame_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [0, 5, 71, 255])
 def test_unknown_kind_is_refused(kind: int) -> None:
-    """Also when the frame arrives in two parts."""
+    """This includes a frame that arrives in two parts."""
     data = struct.pack(">IB", 3, kind) + b"ab"
     with pytest.raises(FrameError, match="unknown"):
         FrameReader().feed(data)

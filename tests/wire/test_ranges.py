@@ -83,7 +83,7 @@ def test_a_term_or_an_index_out_of_range_is_refused(message: RaftMessage) -> Non
 
 @pytest.mark.parametrize("kind", get_args(RaftMessage))
 def test_every_number_of_a_raft_message_has_a_range(kind: type) -> None:
-    """Also terms and indexes in answers: a leader computes with them as a follower does."""
+    """This includes terms and indexes in answers: a leader computes with them, like a follower."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     numbers = {f.name: f.type for f in info.fields if isinstance(f.type, msgspec.inspect.IntType)}
