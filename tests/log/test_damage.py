@@ -139,8 +139,8 @@ def test_flip_in_the_synced_part_is_reported_with_the_lost_range(mark: bool) -> 
         copied.write_atomic(PATH, content)
         flip_byte(copied, PATH, offset)
         flipped = copied.read(PATH)
-        rotten = flipped[:stop] != content[:stop]
-        assert rotten
+        is_damaged = flipped[:stop] != content[:stop]
+        assert is_damaged
         _, found = open_log(copied, ONE)
         assert copied.read(PATH) == flipped and found.torn_bytes == 0
         healed += found.healed

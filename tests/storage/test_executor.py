@@ -115,7 +115,7 @@ def test_scan_merges_files_memory_and_deletes() -> None:
     assert isinstance(memory, Scanned) and decode(memory.ipc).num_rows == 2
 
 
-def test_scan_of_a_rotten_or_missing_file_fails() -> None:
+def test_scan_of_a_damaged_or_missing_file_fails() -> None:
     """A flipped byte is file_corrupt and a missing file not_found; a scan never returns fewer rows."""
     disk = SimDisk()
     storage = room(disk)

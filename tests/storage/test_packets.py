@@ -21,16 +21,16 @@ def packed(request: Request) -> list[bytes]:
     return made
 
 
-def told(request: Request) -> object:
+def comparable(request: Request) -> object:
     """The request, with its rows wherever they are stored."""
     if isinstance(request, CloseRequest):
-        return [(u.spec, told_of(u.batches), u.tombstones) for u in request.units]
+        return [(u.spec, comparable_batches(u.batches), u.tombstones) for u in request.units]
     if isinstance(request, ScanRequest):
-        return msgspec.structs.replace(request, batches=()), told_of(request.batches)
+        return msgspec.structs.replace(request, batches=()), comparable_batches(request.batches)
     return request
 
 
-def told_of(batches: Sequence[MemBatch]) -> list[tuple[Order, bytes]]:
+def comparable_batches(batches: Sequence[MemBatch]) -> list[tuple[Order, bytes]]:
     return [(b.order, bytes(b.ipc)) for b in batches]
 
 
@@ -44,7 +44,7 @@ def told_of(batches: Sequence[MemBatch]) -> list[tuple[Order, bytes]]:
     ],
 )
 def test_a_request_is_unchanged_after_encoding_and_decoding(request_: Request) -> None:
-    assert told(packets.decode(b"".join(packed(request_)))) == told(request_)
+    assert comparable(packets.decode(b"".join(packed(request_)))) == comparable(request_)
 
 
 def test_rows_are_not_encoded_in_one_call() -> None:
@@ -55,7 +55,7 @@ def test_rows_are_not_encoded_in_one_call() -> None:
     largest = max(len(b.ipc) for b in request.units[0].batches)
     assert len(pieces) > 5 and max(map(len, pieces)) <= max(packets.PIECE_BYTES, largest)
     assert all(len(a) + len(b) > packets.PIECE_BYTES for a, b in itertools.pairwise(pieces[:-1]))
-    assert told(packets.decode(b"".join(pieces))) == told(request)
+    assert comparable(packets.decode(b"".join(pieces))) == comparable(request)
 
 
 def test_a_compaction_request_contains_no_rows() -> None:

@@ -157,7 +157,7 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def record_hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the files that are hashed from now on."""
     hashed: list[str] = []
 
@@ -173,7 +173,7 @@ def test_a_damaged_file_is_hashed_once(room: Room, monkeypatch: pytest.MonkeyPat
     """It is not parsed, and until it changes the next reads do not hash it again."""
     file = room.close("a", rows(50), 1, SIMPLE)
     _flip(room.root / "a")
-    hashed = told(monkeypatch)
+    hashed = record_hashes(monkeypatch)
     for _ in range(3):
         with pytest.raises(FileCorrupt):
             room.page([file], spec(), PageSpec(bytes_max=1))
@@ -189,7 +189,7 @@ def test_a_damaged_file_is_hashed_once(room: Room, monkeypatch: pytest.MonkeyPat
 def test_a_verified_file_is_not_hashed_at_every_page(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is hashed again if it seems to have changed, and in any case after some time."""
     file = room.close("a", rows(50), 1, SIMPLE)
-    hashed = told(monkeypatch)
+    hashed = record_hashes(monkeypatch)
     for _ in range(3):
         room.page([file], spec(), PageSpec(bytes_max=1))
     assert len(hashed) == 1

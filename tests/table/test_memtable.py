@@ -126,7 +126,7 @@ def test_many_dropped_rows_are_freed_in_larger_steps() -> None:
 
 
 def test_rows_are_freed_in_the_order_of_the_drops() -> None:
-    """Otherwise large batches would stay behind a stream of small ones, in memory that is not counted."""
+    """Otherwise large batches would wait during a stream of small ones, in memory that is not counted."""
     first = [bytearray(1) for _ in range(2)]
     to_free = DeferredFree()
     to_free.add([*first])

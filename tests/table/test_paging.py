@@ -106,9 +106,9 @@ def test_a_page_ends_at_the_requested_key(seed: int) -> None:
     key = RowKey((rng.choice([None, "", "a", "b\0", "z"]), rng.choice([None, "x"])), rng.randrange(-6, 6))
     sources = _sources(files, spec)
     upto = page(sources, dead, spec, PageSpec(until=key, bytes_max=1 << 20))
-    behind = page(sources, dead, spec, PageSpec(after=key, bytes_max=1 << 20))
-    assert upto.after is None and behind.after is None
-    assert pa.concat_tables([upto.rows, behind.rows]).combine_chunks().equals(wanted.combine_chunks())
+    after_key = page(sources, dead, spec, PageSpec(after=key, bytes_max=1 << 20))
+    assert upto.after is None and after_key.after is None
+    assert pa.concat_tables([upto.rows, after_key.rows]).combine_chunks().equals(wanted.combine_chunks())
 
 
 @pytest.mark.parametrize("seed", range(40))
