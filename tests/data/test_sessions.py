@@ -125,7 +125,7 @@ def test_the_table_of_sealed_slots_is_equal_on_every_member() -> None:
 
 def test_format_1_is_still_read() -> None:
     """A checkpoint and a table of the first release list guests per session and pack nothing."""
-    seen = {3: {"own": Seen(2, {5}), "guest": Seen(7)}, 4: {"own": Seen(1)}}
+    seen = {3: {"own": Applied(2, {5}), "guest": Applied(7)}, 4: {"own": Applied(1)}}
     image = msgspec.msgpack.decode(
         msgspec.msgpack.encode({"own": {"own"}, "guests": {"guest": {3}, "idle": {3, 4}}, "seen": seen}),
         type=Image,

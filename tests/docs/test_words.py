@@ -64,12 +64,13 @@ RETIRED = {
 STORED = {
     "hollow": "a field of checkpoints",
     "heirs": "a field of the meta entry ForceRecover",
-    "evidence": "a field of StageSpan",
+    "evidence": "a field of StageSpan, and a key of the output of `iotctl ops show` until 0.3.0",
     "Steer": "the tag of the request ControlOperation",
-    "FORMAL": "a value of Stage: in meta entries and in the output of `iotctl ops show`",
+    "FORMAL": "a value of Stage: in meta entries, and `former_stage` in outputs until 0.3.0",
     "MOVING": "as FORMAL",
     "RELEASED": "as FORMAL",
     "handover": "a field of the replies RowsScanned and PartitionsListed",
+    "--steer": "a flag of `nodeagent.testing.coverage`",
 }
 """Names that are stored or sent, and why they remain. A string that contains nothing else is accepted;
 so is a failpoint such as `before:` and a stage, or a type and its field."""

@@ -513,8 +513,8 @@ def test_missing_certificate_is_an_error_with_its_path(tmp_path: Path) -> None:
 def test_a_leaving_agent_transfers_leaderships_within_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polls: int, complete: str
 ) -> None:
-    """The agent stops once it leads nothing, or after `HAND_OVER_S_MAX`, whichever is first."""
-    monkeypatch.setattr("nodeagent.runtime.agent.HAND_OVER_S_MAX", 0.2)
+    """The agent stops once it leads nothing, or after `TRANSFER_S_MAX`, whichever is first."""
+    monkeypatch.setattr("nodeagent.runtime.agent.TRANSFER_S_MAX", 0.2)
 
     async def test() -> None:
         async with Running(prepare(tmp_path)) as running:
