@@ -12,11 +12,11 @@ fewer, because the writers already share the node with the operation.
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from nodeagent.data import commands, compaction
 from nodeagent.data.compaction import Key
+from nodeagent.host.compaction_pass import CompactionPass
 from nodeagent.host.context import Context
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.peers import Peers
@@ -27,8 +27,6 @@ from nodeagent.model.files import FileMeta, Order, Tombstone
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import Failed, FilesHashed, HashFiles, JobResult
 from nodeagent.model.limits import (
-    COMPACT_BYTES_MAX,
-    COMPACT_KEYS_MAX,
     COMPACT_KEYS_PER_TURN,
     COMPACTIONS_MAX,
     DELETES_KEPT_MAX,
@@ -50,29 +48,6 @@ UP_TIMEOUTS = 5
 Runs = dict[Key, Sequence[FileMeta]]
 
 
-@dataclass(slots=True)
-class _Pass:
-    """One pass over the changed tables and partitions of a group, in several turns; a new pass begins every
-    `compact_every_ms`."""
-
-    left: int
-    """Tables and partitions that the pass has not checked yet."""
-
-    moving: set[int]
-    """Slots of the operation that was open when the pass began."""
-
-    checked: int = 0
-    runs: int = 0
-    weight: int = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether everything was checked, or enough runs were chosen. The pass is bounded because a group
-        with many partitions would otherwise merge all the time, at the expense of the writers."""
-        is_enough = self.runs >= COMPACTIONS_MAX or self.weight >= COMPACT_BYTES_MAX
-        return not self.left or is_enough or (self.runs > 0 and self.checked >= COMPACT_KEYS_MAX)
-
-
 class Compactor:
     """See the module. A restart only loses how long deletes have waited."""
 
@@ -87,7 +62,7 @@ class Compactor:
         self._writer = writer
         self._pass_at = context.effects.now
         self._expire_at = context.effects.now
-        self._passes: dict[GroupId, _Pass] = {}
+        self._passes: dict[GroupId, CompactionPass] = {}
         """Passes that have not ended."""
 
         self._proposed: dict[GroupId, tuple[int, int]] = {}
@@ -109,7 +84,7 @@ class Compactor:
         if now >= self._pass_at:
             self._pass_at = now + config.compact_every_ms
             self._passes = {
-                r.group: _Pass(len(r.state.files.changed), self._moving(r.group))
+                r.group: CompactionPass(len(r.state.files.changed), self._moving(r.group))
                 for r in self._replicas.data.values()
                 if r.leads and r.state.files.changed
             }
@@ -156,7 +131,7 @@ class Compactor:
             return config.compact_files_min
         return max(config.compact_files_min, config.compact_files_min_in_change)
 
-    def _compact(self, replica: DataReplica, current: _Pass) -> None:
+    def _compact(self, replica: DataReplica, current: CompactionPass) -> None:
         now = self._effects.now
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
@@ -167,7 +142,7 @@ class Compactor:
         if runs:
             self._check(replica, runs)
 
-    def _choose(self, replica: DataReplica, current: _Pass, room: int) -> Runs:
+    def _choose(self, replica: DataReplica, current: CompactionPass, room: int) -> Runs:
         """Runs to compact now, among the changed tables and partitions; those without any are forgotten."""
         state, group, now = replica.state, replica.group, self._effects.now
         files_min = self._files_min()

@@ -66,6 +66,7 @@ STORED = {
     "heirs": "a field of the meta entry ForceRecover",
     "evidence": "a field of StageSpan, and a key of the output of `iotctl ops show` until 0.3.0",
     "Steer": "the tag of the request ControlOperation",
+    "is led again by": "a line of the audit log, which members of both releases write alike",
     "FORMAL": "a value of Stage: in meta entries, and `former_stage` in outputs until 0.3.0",
     "MOVING": "as FORMAL",
     "RELEASED": "as FORMAL",
@@ -118,7 +119,7 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
-        if id(node) not in quoted and re.split("[:.]", node.value)[-1] not in STORED:
+        if id(node) not in quoted and re.split("[:.]", node.value)[-1].strip() not in STORED:
             yield node.lineno, node.value
 
 
