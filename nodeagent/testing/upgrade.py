@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from nodeagent.model import requests as q
 from nodeagent.model.config import NodeConfig
-from nodeagent.model.features import FIRST, Feature
+from nodeagent.model.features import FIRST, SPOKEN
 from nodeagent.model.requests import Accepted
 from nodeagent.testing.builds import NEXT, PREVIOUS, THIS, Build
 from nodeagent.testing.cluster_plan import Plan
@@ -74,7 +74,7 @@ class UpgradeSwarm(ClusterSwarm):
 
     def try_to_raise(self) -> bool:
         """Request the feature level, which is refused while a member runs the previous release."""
-        reply = self._asked(self.sim.rng.choice(self._names()), q.RaiseLevel(Feature.FILE_WRITER, "sim"))
+        reply = self._asked(self.sim.rng.choice(self._names()), q.RaiseLevel(SPOKEN.newest, "sim"))
         self._check_level()
         return isinstance(reply, Accepted)
 
@@ -85,9 +85,9 @@ class UpgradeSwarm(ClusterSwarm):
 
     def raise_level(self) -> bool:
         self._all_up()
-        self.request(q.RaiseLevel(Feature.FILE_WRITER, "sim"), Accepted)
+        self.request(q.RaiseLevel(SPOKEN.newest, "sim"), Accepted)
         self.until(
-            lambda: all(n.alive and n.host.cluster.level == Feature.FILE_WRITER for n in self._members()),
+            lambda: all(n.alive and n.host.cluster.level == SPOKEN.newest for n in self._members()),
             "every node has the new feature level",
         )
         self._check_level()
