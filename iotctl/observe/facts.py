@@ -90,7 +90,10 @@ def saved_facts(path: Path, source: ClusterSource, *, rate: int = 0) -> ClusterF
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=SlotsView)
         nodes = tuple(RingNode(p.node, p.position, p.weight) for p in saved.ring)
-        owned = tuple(union(*(((r.start, r.end),) for r in saved.ranges if r.owner == n.node)) for n in nodes)
+        owned = tuple(
+            union(*(((r.start, r.end),) for r in saved.ranges if n.node in (r.owner, r.header)))
+            for n in nodes
+        )
         table = PartitionTable.from_wire(TableWire(saved.table_version, saved.slots, nodes, owned))
     except (OSError, *UNDECODABLE, NodeAgentError) as error:
         raise InputProblem(

@@ -53,12 +53,14 @@ class SlotRange(msgspec.Struct, frozen=True):
 
     start: int
     end: int
-    owner: str
+    header: str
+    """The former name of `owner`, printed until 0.3.0."""
+
     group: str
     members: list[str]
     moving_from: str
-    header: str = ""
-    """The former name of `owner`, printed until 0.3.0."""
+    owner: str = ""
+    """Empty in a status that 0.1.0 saved, which has `header`."""
 
 
 class SlotLoad(msgspec.Struct, frozen=True):
@@ -146,7 +148,7 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
         raise RefusedProblem(f"there is no storage group {storage_group}", why=why, next="iotctl data schema")
     groups = {g.owner: g for g in view.groups if not g.dissolving}
     ranges = [
-        SlotRange(start, end, owner, *_group_of(groups, owner), _moving_from(view, start), header=owner)
+        SlotRange(start, end, owner, *_group_of(groups, owner), _moving_from(view, start), owner=owner)
         for start, end, owner in _cut(view)
     ]
     loads: dict[tuple[int, str], list[int]] = {}

@@ -102,17 +102,14 @@ class Summary(msgspec.Struct, frozen=True):
     max_over_mean_after: float | None = None
 
 
-class HotSlot(msgspec.Struct, frozen=True, kw_only=True):
+class HotSlot(msgspec.Struct, frozen=True):
     """A slot with more than a fifth of its group's bytes or writes; a slot cannot be split.
 
     `times_mean`: bytes over the mean of the non-empty slots; shares are of its group, in [0, 1].
     """
 
     slot: int
-    owner: str = ""
-    """Empty in a plan of 0.1.0, which has `header`."""
-
-    header: str = ""
+    header: str
     """The former name of `owner`, written until 0.3.0."""
 
     bytes: int
@@ -121,6 +118,8 @@ class HotSlot(msgspec.Struct, frozen=True, kw_only=True):
     write_bytes_per_s: float = 0.0
     write_share: float = 0.0
     advice: str = ""
+    owner: str = ""
+    """Empty in a plan of 0.1.0, which has `header`."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -102,13 +102,13 @@ def test_an_oversized_frame_is_refused_by_its_announced_length(world: World) -> 
     """Before and after the hello; nothing is allocated for the frame, and the error names the limit."""
     with _secure(world) as link:
         link.sendall(HEAD.pack(FRAME_BYTES_MAX + 2, Kind.REQUEST))
-        assert b"bytes was announced" in _drain(link)
+        assert b"the peer announced a frame of" in _drain(link)
     with _secure(world) as link:
         hello = msgspec.msgpack.encode(Hello(PROTOCOL, "admin", _operator(world)))
         link.sendall(HEAD.pack(len(hello) + 1, Kind.HELLO) + hello)
         assert link.recv(4_096), "no hello was received"
         link.sendall(HEAD.pack(FRAME_BYTES_MAX + 2, Kind.REQUEST))
-        assert b"bytes was announced" in _drain(link)
+        assert b"the peer announced a frame of" in _drain(link)
     _serves(world, "node1")
 
 

@@ -73,7 +73,7 @@ def test_commands_of_the_configuration_only_get_plain_host_names(
     targets = [Target("n", word), Target("n", "plant", jump=f"{word}@gate" if word else "-x")]
     targets += [Target("n", "plant", user=word)] if word else []
     for target in targets:
-        with pytest.raises(InputProblem, match="is no (host|user)"):
+        with pytest.raises(InputProblem, match="is not a (host|user)"):
             route_of(target, env)
     assert not ran.exists()
 
@@ -105,7 +105,7 @@ def test_an_invalid_host_in_cluster_yaml_is_reported_with_its_place(
         "apiVersion: iotctl/v1\ncluster:\n  name: p\nnodes:\n"
         f"  - {{name: n, {node}}}\ndefaults:\n  ssh: {ssh}\n"
     )
-    with pytest.raises(InputProblem, match="is no (host|user)") as refused:
+    with pytest.raises(InputProblem, match="is not a (host|user)") as refused:
         load_cluster(path)
     assert refused.value.where.startswith(f"{path}:{at}")
 

@@ -98,9 +98,7 @@ def test_operations(place: Path) -> None:
         "set the rate of op-7 (add-node node6) to 5MB/s"
     ]
     assert would(place, "ops set op-7 --rate auto", cluster) == [], "the rate is already auto"
-    assert would(place, "ops release op-7", cluster) == [
-        "release the previous copies of op-7 (add-node node6)"
-    ]
+    assert would(place, "ops release op-7", cluster) == ["release the old copies of op-7 (add-node node6)"]
     assert would(place, "ops cancel op-7", cluster)[0].startswith("cancel op-7 (add-node node6): ")
     cluster.operations[0].paused = True
     cluster.operations[0].stage = Stage.COPYING
