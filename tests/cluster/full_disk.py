@@ -104,7 +104,7 @@ class Plant:
         until(
             self.is_refused, FILL_S, lambda: f"writes are not rejected: free {self.free()}, {self.replies()}"
         )
-        assert all("left" in f.refused[-1] or "room" in f.refused[-1] for f in self.fillers), self.replies()
+        assert all("left" in f.refused[-1] or "space" in f.refused[-1] for f in self.fillers), self.replies()
 
     def stay_full(self, seconds: float) -> None:
         """Check that all agents run, lead and reject writes; log purges free space, which is filled again.
