@@ -60,7 +60,7 @@ class Case:
     def stage(self) -> Stage:
         """The stage of an operation that is stopped at this failpoint."""
         when, _, stage = self.point.partition(":")
-        return Stage(stage if when == "after" else STAGES[STAGES.index(stage) - 1])
+        return Stage[stage if when == "after" else STAGES[STAGES.index(stage) - 1]]
 
     @property
     def skipped(self) -> str:

@@ -147,7 +147,7 @@ def test_pause_rate_and_hold_of_a_running_add(world: World) -> None:
     held = world.operation(operation)
     assert held is not None
     done = world.wait_stage(operation, Stage.DONE, 60.0)
-    moving = next(s for s in done.stages if s.name == "COPYING")
+    moving = next(s for s in done.stages if s.stage is Stage.COPYING)
     assert HOLD_S * 1000 <= moving.left_ms - held.held_since_ms < HOLD_S * 1000 + 3_000
 
 

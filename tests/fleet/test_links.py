@@ -79,7 +79,7 @@ def test_a_deployment_continues_after_its_link_was_cut(plant: Plant) -> None:
     code, err = cut_when(
         plant, "node1", lambda: [*wheels.glob("wheels-*/*.whl")], "cluster", "deploy", "--yes"
     )
-    assert code == 4 and "node1: the SSH connection was lost" in err and "run the command again" in err, err
+    assert code == 4 and "node1: the SSH connection was lost" in err and "repeat the command" in err, err
     assert not any(plant.pids().values())
     assert plant.json("cluster", "deploy", "--yes")["healthy"]
     pids = plant.pids()
