@@ -13,13 +13,14 @@ from nodeagent.client.calls import Calls
 from nodeagent.client.cover import Cover
 from nodeagent.client.deadline import Deadline
 from nodeagent.client.pages import Pages
-from nodeagent.client.query import Query, sent_level
+from nodeagent.client.query import Query
 from nodeagent.client.routes import Leg, in_transition, mask_of, mask_of_ranges
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.requests import ListPartitions, PartitionInfo, PartitionsListed
+from nodeagent.model.requests.rows import STRONG
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.hash import slot_of
 from nodeagent.partition.rows import split_rows
@@ -52,13 +53,10 @@ class Lists:
         self._cover = cover
         self._pages = pages
 
-    async def partitions(
-        self, storage_group: str = "", table: str = "", read: str = "strong"
-    ) -> tuple[list[PartitionInfo], Mask]:
+    async def partitions(self, storage_group: str = "", table: str = "") -> tuple[list[PartitionInfo], Mask]:
         """The partitions that the groups list, and the slots whose list is incomplete: a previous holder
         still has their older rows, or they are in transition between two groups (a node of an earlier version
         then lists only the open partitions, without a hint that others exist)."""
-        level = sent_level(read)
         before = (await self._calls.views.current()).view
         size = before.settings.slots
         elsewhere = mask_of_ranges(in_transition(before), size)
@@ -66,7 +64,7 @@ class Lists:
 
         async def ask(leg: Leg, deadline: Deadline) -> tuple[int, list[PartitionsListed]]:
             pages = await self._list(
-                ListPartitions(leg.group.group, storage_group, table, level, paged=True, slots=leg.slots),
+                ListPartitions(leg.group.group, storage_group, table, paged=True, slots=leg.slots),
                 deadline,
             )
             if len({page.table_version for page in pages}) > 1:
@@ -97,24 +95,24 @@ class Lists:
             own.extend()
 
     async def count(
-        self, storage_group: str | None = None, table: str | None = None, read: str = "strong"
+        self, storage_group: str | None = None, table: str | None = None
     ) -> list[dict[str, object]]:
         """Rows per table, from the list of a group if it has exact counts, else from a scan."""
-        view = await self._calls.views.meta(strong=read == "strong")
+        view = await self._calls.views.meta(strong=True)
         wanted_group, wanted_table = (storage_group or "").lower(), (table or "").lower()
         schemas = [
             s
             for s in self._calls.views.known_schemas()
             if wanted_group in ("", s.storage_group) and wanted_table in ("", s.table)
         ]
-        listed, elsewhere = await self.partitions(wanted_group, wanted_table, read)
+        listed, elsewhere = await self.partitions(wanted_group, wanted_table)
         by_table: dict[tuple[str, str], list[PartitionInfo]] = {}
         for info in listed:
             by_table.setdefault((info.partition.storage_group, info.table), []).append(info)
         result: list[dict[str, object]] = []
         for schema in schemas:
             infos = by_table.get((schema.storage_group, schema.table), [])
-            counted = await self._count(schema, infos, elsewhere, read, view.settings)
+            counted = await self._count(schema, infos, elsewhere, view.settings)
             result.append(
                 {
                     "storage_group": schema.storage_group,
@@ -131,7 +129,6 @@ class Lists:
         schema: TableSchema,
         infos: list[PartitionInfo],
         elsewhere: Mask,
-        read: str,
         settings: ClusterSettings,
     ) -> TableCount:
         reread = mask_of((i.slot for i in infos if not i.exact), settings.slots) | elsewhere
@@ -140,7 +137,7 @@ class Lists:
             if not reread[info.slot]:
                 count.add(info.rows, info.time_min, info.time_max)
         if reread.any():
-            query = Query(schema.storage_group, ScanSpec(schema, fields=()), sent_level(read))
+            query = Query(schema.storage_group, ScanSpec(schema, fields=()), STRONG)
             async for part in self._pages.read(query, reread):
                 span = pc.min_max(part.column(TIME)).as_py()
                 count.add(part.num_rows, span["min"], span["max"])
