@@ -76,6 +76,8 @@ STORED = {
 """Names that are stored or sent, and why they remain. A string that contains nothing else is accepted;
 so is a failpoint such as `before:` and a stage, or a type and its field."""
 
+STORED_NAME = re.compile(r"(?:\w+[:.])?([\w -]+)(?:\[\])?")
+
 LEFT_OUT = {
     "docs/reference": "generated",
     "tests/compat/0.1.0": "the data of a release",
@@ -119,7 +121,8 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
-        if id(node) not in quoted and re.split("[:.]", node.value)[-1].strip() not in STORED:
+        name = STORED_NAME.fullmatch(node.value.strip())
+        if id(node) not in quoted and (name is None or name[1] not in STORED):
             yield node.lineno, node.value
 
 
