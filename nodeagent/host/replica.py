@@ -27,7 +27,8 @@ from nodeagent.raft.ready import Ready
 
 
 class Replica:
-    """
+    """See the module; the parts know the group's context, never the replica.
+
     Args:
         new_id: draws the name of a snapshot.
     """

@@ -94,7 +94,9 @@ def test_an_empty_time_range_has_no_rows() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("read,told", [("strong", set()), ("mid", {7, 40}), ("weak", {7, 40})])
+@pytest.mark.parametrize(
+    "read,told", [("strong", set()), ("bounded", {7, 40}), ("mid", {7, 40}), ("weak", {7, 40})]
+)
 def test_bounded_and_weak_reads_report_the_age_of_every_answer(read: str, told: set[int]) -> None:
     """A11: this holds for one table and for batches; rows of previous holders are sealed and have no age."""
 
@@ -107,6 +109,30 @@ def test_bounded_and_weak_reads_report_the_age_of_every_answer(read: str, told: 
             await cluster.scan(SG, TABLE, read=read, on_age=ages.add)
             assert [b async for b in cluster.scan_batches(SG, TABLE, read=read, on_age=ages.add)]
         assert ages == told
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "read,sent", [("strong", "strong"), ("bounded", "mid"), ("mid", "mid"), ("weak", "weak")]
+)
+def test_a_read_level_is_sent_as_nodes_of_every_release_name_it(read: str, sent: str) -> None:
+    """0.1.0 knows bounded reads as `mid` alone, and refuses any other name."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.scan(SG, TABLE, read=read)
+        assert {r.read for _, r in fake.log if isinstance(r, ScanRows)} == {sent}
+
+    run(scenario())
+
+
+def test_an_unknown_read_level_is_refused_before_any_rows_are_requested() -> None:
+    async def scenario() -> None:
+        fake, cluster = make()
+        with pytest.raises(InvalidInput, match="read level 'middle'"):
+            await cluster.scan(SG, TABLE, read="middle")
+        assert not [r for _, r in fake.log if isinstance(r, ScanRows)]
 
     run(scenario())
 

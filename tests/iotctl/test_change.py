@@ -158,6 +158,19 @@ def test_list_and_show_agree_on_the_bytes(spec: Path) -> None:
     assert [o["bytes_done"] for o in shown] == [3500, 3500]
 
 
+def test_an_operation_is_shown_with_the_names_of_this_release_and_of_0_1_0(spec: Path) -> None:
+    """Programs that were written for 0.1.0 read the former names until 0.3.0."""
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING)])
+    done = iotctl(spec, "ops", "show", "op-9", "-o", "json", cluster=cluster)
+    shown = json.loads(done.out)["operations"][0]
+    assert (shown["stage"], shown["former_stage"]) == ("COPYING", "MOVING")
+    stages = [(s["name"], s["former_name"]) for s in shown["stages"]]
+    assert stages == [("PLANNED", "PLANNED"), ("COPYING", "MOVING")]
+    assert all(s["reports"] == s["evidence"] for s in shown["stages"]) and shown["stages"][0]["reports"]
+    table = iotctl(spec, "ops", "show", "op-9", cluster=cluster).out
+    assert "COPYING" in table and "MOVING" not in table
+
+
 def test_no_stage_has_a_negative_duration(spec: Path) -> None:
     """The two times of a stage come from the clocks of two leaders."""
     operation = make_operation("op-9", stage=Stage.DONE)
@@ -613,6 +626,19 @@ def test_a_change_of_nodes_is_planned_from_a_saved_status(spec: Path, change: st
     offline = json.loads(read.out)
     assert offline["moves"] == asked["moves"] and offline["steps"] == asked["steps"] and offline["steps"]
     assert {p["free_bytes"] for p in offline["summary"]["peak_disk"]} == {None}
+
+
+def test_a_status_that_0_1_0_saved_gives_the_same_plan(spec: Path) -> None:
+    """It names the owner of slots `header` alone."""
+    cluster = FakeCluster(sizes=HEAVY)
+    saved = json.loads(iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster).out)
+    (spec / "new.json").write_text(json.dumps(saved))
+    for found in saved["ranges"]:
+        assert found.pop("owner") == found["header"]
+    (spec / "old.json").write_text(json.dumps(saved))
+    words = ("plan", "rebalance", "--strategy", "bytes", "-o", "json", "--from-status")
+    old, new = (json.loads(iotctl(spec, *words, f).out) for f in ("old.json", "new.json"))
+    assert old["moves"] == new["moves"] and new["moves"]
 
 
 @pytest.mark.parametrize(

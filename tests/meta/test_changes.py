@@ -13,6 +13,7 @@ from nodeagent.meta.state import MetaState
 from nodeagent.meta.tables import merge_schema
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.operation import NEXT, CopyRecord, Operation, Options, SealResult, Stage
 from nodeagent.model.requests import (
     Accepted,
@@ -438,6 +439,22 @@ def test_the_record_contains_the_end_and_the_reports_of_each_stage() -> None:
     assert all(s.left_ms == 3 and s.reports for s in left) and not last.reports
     assert left[0].reports == [f"meta ready, {meta.op.created_group} led"]
     assert meta.op.joined == [] and meta.op.sources_ready == []
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [(FIRST, ["FORMAL", "MOVING", "RELEASED"]), (Feature.REASONS, ["RECONFIGURING", "COPYING", "CLEANUP"])],
+)
+def test_the_audit_log_has_the_names_of_stages_that_every_member_writes(level: int, shown: list[str]) -> None:
+    """It is part of the state: below the level, members of 0.1.0 apply the same entries."""
+    meta = Meta()
+    meta.state.image.level = level
+    meta.begin()
+    for stage in STAGES:
+        for one in reports_of(meta.op, stage):
+            meta.do(one)
+    entered = [what.rpartition(" ")[2] for _, _, what in meta.state.image.audit if " enters " in what]
+    assert entered == ["SEALED", "OPEN", *shown, "DONE"]
 
 
 def test_a_node_that_is_ready_is_recorded_once() -> None:
