@@ -30,7 +30,7 @@ class Bootstrap(_Command, frozen=True, tag="Bootstrap"):
     nodes: tuple[NodeRecord, ...]
     table: TableWire
     level: int = FIRST
-    """The highest feature level that all `nodes` speak."""
+    """The highest feature level that all `nodes` support."""
 
 
 class PutSchema(_Command, frozen=True, tag="PutSchema"):

@@ -1,4 +1,4 @@
-"""The cluster's feature level. An entry raises it; a node refuses a level that its release does not speak."""
+"""The cluster's feature level. An entry raises it; a node refuses a level that it does not support."""
 
 from typing import Protocol
 

@@ -30,7 +30,7 @@ class MetaState:
     def __init__(self, image: Image | None = None, levels: Levels = features.SPOKEN) -> None:
         self.image = image or Image()
         self.levels = levels
-        """Feature levels that this node speaks: it applies no entry of another level."""
+        """Feature levels that this node supports: it applies no entry of another level."""
 
         self.audit = Audit(self.image)
         self.runs = Runs(self.image, self.audit)

@@ -2,7 +2,7 @@
 
 A node reads what any level up to its newest allows. It logs, sends and stores what a level added only once
 the cluster is at that level: until then other nodes may run the previous release, and any node may go back to
-it. An entry of the meta group raises the level once every node speaks the new level; the level never falls.
+it. An entry of the meta group raises the level once every node supports the new level; the level never falls.
 
 Each addition to what is logged, sent or stored gets a member of `Feature`, unless nodes of the previous
 release can ignore it without harm (a field of a status).
@@ -27,7 +27,7 @@ class Feature(IntEnum):
 
 
 class Levels(msgspec.Struct, frozen=True):
-    """The levels that a release speaks, from `oldest` to `newest`, both included."""
+    """The levels that a release supports, from `oldest` to `newest`, both included."""
 
     oldest: int
     newest: int
@@ -40,18 +40,18 @@ class Levels(msgspec.Struct, frozen=True):
 
 
 SPOKEN = Levels(FIRST, max(Feature, default=FIRST))
-"""The levels that this release speaks."""
+"""The levels that this release supports."""
 
 
 def refusal(node: str, levels: Levels, level: int) -> str:
-    """Why a node that speaks `levels` may not be in a cluster at `level` (0: not known); "" if it may."""
+    """Why a node that supports `levels` may not be in a cluster at `level` (0: not known); "" if it may."""
     if not level or level in levels:
         return ""
-    return f"the cluster is at feature level {level}, {node} speaks {levels}"
+    return f"the cluster is at feature level {level}, {node} supports {levels}"
 
 
 def advice(levels: Levels, level: int) -> str:
     """The next step after a refusal."""
     if level > levels.newest:
         return "install the release that the other nodes run: iotctl cluster upgrade"
-    return "install the release before on it, then raise the feature level: iotctl cluster finalize-upgrade"
+    return "install the previous release on it, then raise the feature level: iotctl cluster finalize-upgrade"

@@ -132,7 +132,7 @@ class SchemaInForce(Message, frozen=True, tag="SchemaInForce"):
 
 
 class RaiseLevel(Message, frozen=True, tag="RaiseLevel"):
-    """Raise the cluster's feature level to `level`, if every node speaks it. The level never falls."""
+    """Raise the cluster's feature level to `level`, if every node supports it. The level never falls."""
 
     traits: ClassVar = Traits(ADMINS, Repeat.UNLESS_FAILED)
 

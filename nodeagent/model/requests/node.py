@@ -33,7 +33,7 @@ class Hello(msgspec.Struct, frozen=True):
 
     oldest_level: Count = FIRST
     newest_level: Count = FIRST
-    """The feature levels that the sender's release speaks (`features.Levels`)."""
+    """The feature levels that the sender's release supports (`features.Levels`)."""
 
     oldest_protocol: Count = 0
     """The sender speaks the protocol versions from this one to `protocol`; 0: only `protocol`, as 0.1.0."""
@@ -197,7 +197,7 @@ class NodeStatus(Message, frozen=True, tag="NodeStatus"):
 
     oldest_level: int = FIRST
     newest_level: int = FIRST
-    """The feature levels that the node's release speaks."""
+    """The feature levels that the node's release supports."""
 
 
 class GetEvents(Message, frozen=True, tag="GetEvents"):
