@@ -161,8 +161,8 @@ class Turns:
         return name not in self._files.manifest and (instead in self._files.manifest or instead in coming)
 
     def _has_expired(self, outcome: Outcome) -> bool:
-        """Whether no other member holds the outcome any more, nor the output of a later compaction of it,
-        which took effect if it was logged before the cut-off."""
+        """Whether no other member holds the outcome any more, nor an output into which it was merged. A
+        cut-off removes no input of a compaction that was logged before the cut-off."""
         steps = set(map(id, outcome.steps))
         names = {name for c in outcome.steps for name in (*c.names, c.output)}
         others = (c for c in self._compactions.active if id(c) not in steps)

@@ -32,8 +32,9 @@ def is_up_to_date(state: State, request: VoteRequest) -> bool:
 def answer_pre_vote(state: State, candidate: NodeId, request: VoteRequest) -> None:
     """Reply how this replica would vote. It promises nothing, so its state does not change.
 
-    A grant carries the term that the candidate asks for, otherwise a candidate behind this replica's term
-    would ignore it; a refusal carries this replica's term, so that the candidate catches up.
+    A grant carries the term that the candidate asks for, because a candidate in a newer term than this
+    replica would drop an older term as stale. A refusal carries this replica's term, so that the candidate
+    catches up.
     """
     granted = request.term > state.term and is_up_to_date(state, request)
     term = request.term if granted else state.term

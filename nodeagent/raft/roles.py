@@ -235,8 +235,8 @@ class Roles(State):
             config: voters, this node among them; no learners.
 
         Raises:
-            Refused: this node leads or hears a leader, so no recovery is needed; or its log does not have it
-                as a voter.
+            Refused: this node leads or hears a leader, so no recovery is needed; or it is not a voter in
+                `config` or in its own log.
         """
         self._stir(now)
         if self._hears_leader():

@@ -104,7 +104,7 @@ class State:
         """Room on this node's disk, set by the caller; followers report it (`HeartbeatReply`)."""
 
         self.stirred = True
-        """Whether an event happened since `take` last returned nothing; if not, there is nothing to take. A
+        """Whether an event happened since there was last nothing to take; if not, there still is nothing. A
         node has hundreds of groups, of which few are busy in a turn; for the others only this is checked."""
 
         self.hard_changed = False

@@ -347,7 +347,7 @@ class Connection(asyncio.Protocol):
 
     def _on_request(self, frame: Frame) -> None:
         if self._dialled or frame.number == 0:
-            raise FrameError("a request without a number, or from the side that was dialled")
+            raise FrameError("the peer sent a request without a number, or on a connection that we opened")
         self._answering += 1
         try:
             request = codec.decode_request(frame)
@@ -373,7 +373,7 @@ class Connection(asyncio.Protocol):
 
     def _on_hello_timeout(self) -> None:
         if self.peer is None:
-            self.abort(Unavailable(f"{self.name} accepted the connection but sent no hello"))
+            self.abort(Unavailable(f"{self.name} sent no hello in time"))
 
     def _end(self) -> None:
         """Run once at the end: every pending call and future fails with the reason."""
