@@ -92,7 +92,7 @@ class Writes:
             return ErrorReply(
                 "refused",
                 f"no rows of table {e.table} expired: the cut-off {e.before} ms is later than {e.passed} ms, "
-                "the time of a majority of the clocks",
+                "the time that a majority of the clocks had passed",
                 "compare the clocks of the nodes",
             )
         if self.check_slot(e.slot) is None:
@@ -127,7 +127,7 @@ class Writes:
         if not self._sessions.knows(session, slot):
             return ErrorReply(
                 "session_expired",
-                f"group {self._group} does not know session {session}: it expired after disuse",
+                f"group {self._group} does not know session {session}: it expired because it was not used",
                 "open a new session",
             )
         floor = max(self._sessions.floor(session, slot), acknowledged_through)

@@ -160,7 +160,7 @@ def row_of(op: AnyOp, previous: int, length: int) -> Row:
     """The row that describes `op`, whose payload has `length` bytes."""
     match op:
         case Append() | Copy():
-            assert op.first >= 1 and op.entries, f"{op.group}: an append of nothing at {op.first}"
+            assert op.first >= 1 and op.entries, f"{op.group}: an empty append at {op.first}"
             kind = _APPEND if isinstance(op, Append) else _COPY
             term = op.entries[-1].term
             return Row(op.group, kind, previous, op.first, len(op.entries), term, length)

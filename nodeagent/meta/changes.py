@@ -92,7 +92,7 @@ def _control(op: Operation, s: c.ControlOperation) -> ErrorReply | None:
             if op.stage not in PAUSABLE:
                 return ErrorReply(
                     "refused",
-                    f"{op.id} cannot be paused in stage {op.stage}: nothing is left that a pause holds back",
+                    f"{op.id} cannot be paused in stage {op.stage}: nothing is left to pause",
                     f"iotctl ops wait {op.id}",
                 )
             op.paused = True

@@ -76,9 +76,8 @@ class Runs:
             )
             return ErrorReply("refused", what, "iotctl playbook run FILE --resume", {"lost": True})
         if sum(map(len, run.entries)) + len(r.entry) > RUN_BYTES_MAX:
-            what = (
-                f"entry {r.number} of run {r.run} was not recorded: its record may have {RUN_BYTES_MAX} bytes"
-            )
+            limit = f"the record of a run may have at most {RUN_BYTES_MAX} bytes"
+            what = f"entry {r.number} of run {r.run} was not recorded: {limit}"
             return ErrorReply("refused", what, "split the playbook into smaller runs")
         if known is None:
             self._kept.runs = [*_fewer(self._kept.runs), run]

@@ -47,8 +47,8 @@ class Tables:
             return ErrorReply("not_found", what, "iotctl data schema")
         if known.version != d.version:
             what = (
-                f"table {name} was not dropped: it was changed since, to version {known.version} "
-                f"from {d.version}"
+                f"table {name} was not dropped: it has changed since, from version {d.version} "
+                f"to {known.version}"
             )
             return ErrorReply("refused", what, "check the table (`iotctl data schema`), then drop it again")
         if not known.dropped:

@@ -75,7 +75,7 @@ def check_apart(names: Iterable[str]) -> None:
         twin = known.setdefault(name.upper().casefold(), name)
         if twin is not name:
             raise InvalidName(
-                f"columns {twin!r} and {name!r} have the same name: they differ in case alone",
+                f"columns {twin!r} and {name!r} have the same name: they differ only in case",
                 next_step="rename either of them",
             )
 

@@ -44,7 +44,7 @@ class Ring:
         if any(a.position >= b.position for a, b in zip(self.nodes, self.nodes[1:], strict=False)):
             raise InvalidInput(
                 "the ring was refused: its nodes do not ascend by position",
-                next_step="sort the nodes by position, each position once",
+                next_step="sort the nodes by position and use each position once",
             )
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ def place_between(ring: Ring, after: NodeId) -> int:
     gap = gap_after(ring, after)
     if gap < 2:
         raise Refused(
-            f"no node can be placed behind {after}: no ring position is free up to its successor",
+            f"no node can be placed after {after}: no ring position is free up to its successor",
             next_step="name another node with --after",
         )
     return (ring.nodes[ring.index(after)].position + gap // 2) % SPAN
