@@ -1,4 +1,4 @@
-"""The state machine of one data group: it gives the group's log entries their meaning.
+"""The state machine of one data group: it defines what the group's log entries do.
 
 `commands` defines the entries, `state` applies them, `checkpoint` defines what is saved of the state.
 `writes` decides which writes take effect: `slots` records which slots the group may write, `sessions` makes a

@@ -1,7 +1,7 @@
 """Puts files of slots that came from another group into the manifest.
 
-An `Adopt` entry names the files; a job puts them in place. Decisions of the log never wait for that job: the
-slots count as adopted, and the deletes that come with them apply, from the entry on. Only work that needs the
+An `Adopt` entry names the files; a job puts them in place. Applying entries never waits for that job: from
+the entry on, the slots count as adopted and the deletes that come with them apply. Only work that needs the
 files waits for them.
 """
 
@@ -83,7 +83,7 @@ class Adoptions:
         return any(not slots.isdisjoint(a.slots) for a in self.waiting)
 
     def deletes_of(self, key: Key) -> Iterator[Tombstone]:
-        """Deletes of the table and partition that the waiting files bring along."""
+        """Deletes of the table and partition that came with the waiting files."""
         return (t for a in self.waiting for t in a.command.tombstones if (t.partition, t.table) == key)
 
     def release(self, slots: set[int]) -> None:

@@ -31,7 +31,7 @@ class Checkpoint(msgspec.Struct):
     tombstones: list[Tombstone]
     files: list[FileMeta]
     closed_through: list[tuple[PartitionKey, int]]
-    """As `Rows.closed_through`."""
+    """See `Rows.closed_through`."""
 
     refused: list[int]
     """Log indexes of the writes in the retained log that had no effect."""
@@ -55,10 +55,10 @@ class Checkpoint(msgspec.Struct):
     """(log index of a pending close, name of the TsFile that must not be made, reason)"""
 
     staged: dict[str, dict[GroupId, dict[int, Part]]] = {}
-    """As `slot_migration.Staged.parts`."""
+    """See `slot_migration.Staged.parts`."""
 
     substitutes: list[str] = []
-    """As `Files.substitutes`."""
+    """See `Files.substitutes`."""
 
     def put_closes(self, pending: Iterable[Pending]) -> None:
         for p in pending:

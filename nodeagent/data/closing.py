@@ -5,8 +5,8 @@ Until then reads take the frozen rows from memory and the log that holds them is
 or a full disk costs only time: the same units are requested again.
 
 Files enter the manifest per partition, in the order of the closes: a file that cannot be made holds back its
-own partition and no other. To end that, the leader *parks* the unit: after repeated failures, as far as it
-knows on all members, it logs a `Park`, which stores the rows as Arrow. Arrow accepts any rows. Every member
+own partition and no other. To end that, the leader *parks* the unit: after repeated failures on all members,
+as far as it knows, it logs a `Park`, which stores the rows as Arrow. Arrow accepts any rows. Every member
 then makes the Arrow file, including a member that has already made the TsFile (`compaction.job_of`).
 """
 
@@ -113,7 +113,7 @@ def plan(
     firsts: Mapping[PartitionKey, int | None],
     parked: Mapping[str, str],
 ) -> Pending:
-    """Plan the units of one `CloseFile`: their rows depend on the log up to the entry alone (law 6).
+    """Plan the units of one `CloseFile`: their rows depend only on the log up to the entry (law 6).
 
     Deletes logged after the entry are left out explicitly: a recovering replica already has them.
 
@@ -190,7 +190,7 @@ class Closes:
     def close_again(self, index: int) -> None:
         """Repeat a close of the checkpoint whose files were not made: its rows are back in the memtable.
 
-        It uses the schemas saved with the close: another column list would give other bytes (law 6).
+        It uses the schemas saved with the close: another column list would produce other bytes (law 6).
         """
         at = next((i for i, p in enumerate(self.pending) if p.index == index), None)
         if at is None:

@@ -2,7 +2,7 @@
 
 Fields and tags are the stored format: they never change (`tests/compat`). Times are in milliseconds. The
 group's leader proposes every command. `operation` is the id of a change (`model.operation`) and
-`table_version` the version of the partition table that this change was planned to bring.
+`table_version` the version of the partition table that this change was planned to produce.
 """
 
 import msgspec

@@ -4,19 +4,19 @@
                up hash them, so that no intact copy is deleted while a damaged one remains, and proposes
                `Compact`
     apply      every member records a `Compacting`, with the deletes and the schema at that log index
-    turn       once everything logged before it is in the manifest; it ends here if an input is missing
+    turn       once everything logged before it is in the manifest; it is dropped if an input is missing
     job        a worker checks the inputs' hashes, merges them and makes the output (law 6)
     end        the output replaces the inputs in the manifest; once a durable checkpoint omits the inputs and
                no read uses them, they are unlinked
 
 Turns are taken per (partition, table), so that a member that cannot read an input delays nothing else. That
 member retains the compaction and retries it; until it succeeds, its manifest counts as not materialised. A
-`Seal` does not cancel a compaction that was logged before it: the slot is no source of copies here until the
-compaction is complete. A `Release` cancels it.
+`Seal` does not cancel a compaction that was logged before it: the slot is not a source of copies here until
+the compaction is complete. A `Release` cancels it.
 
-The output has the order of its newest input. That is right because the inputs are neighbours: any other file
-is older than all of them or newer than all of them. The output carries out the deletes logged before the
-entry (`FileMeta.clean`), so that they can be dropped.
+The output has the order of its newest input. That is correct because the inputs are neighbours: any other
+file is older than all of them or newer than all of them. The deletes logged before the entry are applied to
+the output (`FileMeta.clean`), so that they can be dropped.
 """
 
 from collections.abc import Container, Sequence
@@ -37,8 +37,8 @@ Key = tuple[PartitionKey, str]
 """(partition, table)"""
 
 OUTCOMES_MAX = 16
-"""Outcomes of one compaction that other members are asked for, the latest ones: a member that has applied
-more holds the last outcome or one shortly before it."""
+"""Number of the latest outcomes of one compaction that other members are asked for: a member that has applied
+more entries holds the last outcome or one shortly before it."""
 
 SIZE_FLOOR = 4 * KIB
 """Bytes that a smaller file counts for: its own overhead outweighs its rows."""
@@ -122,8 +122,8 @@ class Compactions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A file that ended a compaction on members that have applied more: its output, or that of a later
-    compaction that merged its output. On those members all `steps` took effect; here the file replaces
+    """A file that ended a compaction on members that have applied more entries: its output, or that of a
+    later compaction that merged its output. On those members all `steps` took effect; here the file replaces
     `inputs` (law 6)."""
 
     spec: CloseSpec

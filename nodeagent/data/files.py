@@ -33,9 +33,9 @@ class Files:
         self.manifest = Manifest()
         self.tombstones = tombstones
         self.substitutes: set[str] = set()
-        """Names of files made here with another TsFile library than their entry names, so with other bytes
-        than on other members. No member compares them: the other members have merged these files already, or
-        a compaction in the log will."""
+        """Names of files made here with another TsFile library than their entry names: their bytes differ
+        from those on other members. No member compares them: the other members have merged these files
+        already, or a compaction in the log will."""
 
         self.pending_delete: list[FileMeta] = []
         """Pending delete: files that left the manifest since the host last took this list. After a restart

@@ -1,8 +1,8 @@
 """How fast each slot is written: acknowledged bytes with an exponential decay.
 
 After one half-life a byte counts half. The rates are not part of the replicated state: every member counts
-what it applies, by its own clock, and starts at 0 after a restart. Counts are linear: the count that a slot's
-previous group still remembers and the count of its new group add up to the rate of a slot that stayed.
+what it applies, by its own clock, and starts at 0 after a restart. Counts are linear: for a slot that moved,
+what its previous group still remembers and what its new group counted add up to its count without the move.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Rows that are in no file yet.
 
 They stay in memory until the files that hold them are in the manifest. After a restart the log is replayed to
-give them back, except for rows that files already hold (`closed_through`).
+restore them, except for rows that files already hold (`closed_through`).
 """
 
 from nodeagent.data import commands
@@ -23,7 +23,7 @@ class Rows:
         """Log index up to which files hold the rows of the partition."""
 
         self.recovered_to = 0
-        """Entries up to this log index only give their rows back to the memtable."""
+        """Entries up to this log index only restore their rows to the memtable."""
 
         self.delivered = 0
         """Log index of the last entry received; below the last one applied only during the replay."""

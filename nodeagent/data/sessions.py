@@ -20,7 +20,7 @@ from nodeagent.model.operation import Ranges
 from nodeagent.partition.ranges import from_slots, to_slots
 
 FORMAT = 2
-"""Of a `Table`. Format 1 is `Exported`, which begins with a list, not with the number of its format."""
+"""Format of a `Table`. Format 1 is `Exported`, which begins with a list, not with a format number."""
 
 _FORMAT_1 = 0x92
 
@@ -165,7 +165,7 @@ class _SessionSet:
         return {slot: self.sequences[slot].pack(self.places) for slot in sorted(self.sequences)}
 
     def content(self, slot: int) -> tuple[dict[str, int], dict[str, set[int]]]:
-        """As `SlotSequences.content`, of the sessions that have not expired."""
+        """Like `SlotSequences.content`, for the sessions that have not expired."""
         if slot not in self.sequences:
             return {}, {}
         floors, above = self.sequences[slot].content()
@@ -346,7 +346,7 @@ def tables(exported: Iterable[bytes], slots: set[int]) -> list[Table]:
 
 
 def _converted(sessions: list[str], seen: dict[int, dict[str, Applied]], slots: list[int]) -> Table:
-    """A table of format 1 in the present format, without writes of sessions that it does not list."""
+    """A table of format 1 in the current format, without writes of sessions that it does not list."""
     places = {session: place for place, session in enumerate(sessions)}
     packed_seen = {}
     for slot, per_session in sorted(seen.items()):

@@ -111,7 +111,7 @@ class Slots(msgspec.Struct):
             self._end(operation, "adopted")
 
     def release(self, operation: str) -> set[int]:
-        """End the operation; return the slots to forget. No adoption is awaited for them any more."""
+        """End the operation; return the slots to forget. They no longer wait for adoption."""
         self._end(operation, "released")
         sealed = self.sealed.pop(operation, None)
         released = sealed.slots - self.open if sealed else set[int]()

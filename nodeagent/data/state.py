@@ -4,12 +4,12 @@
 files) is emitted as jobs; the state changes when their results come back. That is why a state has two log
 indexes: `applied`, and `materialised`, up to which all entries that make files have their files.
 
-Each entry is carried out by the part that it concerns. This module does what needs all parts: it passes
+Each entry is applied by the part that it concerns. This module does what needs all parts: it passes
 entries and results to the parts, computes the two indexes, decides when sealed slots are a source of copies
 and which files are named, and makes checkpoints.
 
 Invariants:
-    a write takes effect only if its slot is open by the log prefix before it;
+    a write takes effect only if its slot is open in the state before it;
     no row leaves memory before the file that holds it is durable and in the manifest;
     the log is needed from `base() + 1` on, and from no earlier index.
 """
@@ -165,7 +165,7 @@ class DataState:
         self.files.release(released)
 
     def _recover(self, index: int, entry: Entry, now: int) -> None:
-        """Replay an entry whose rows the checkpoint does not hold: give them back to the memtable."""
+        """Replay an entry whose rows the checkpoint does not hold: restore them to the memtable."""
         if entry.kind != EntryKind.COMMAND or index in self.writes.refused:
             return
         command = commands.decode(entry.data)
@@ -219,7 +219,7 @@ class DataState:
     def is_source_whole(self, operation: str, slots: set[int]) -> bool:
         """Whether files and memory together hold everything that was written to these sealed slots.
 
-        They do not while files that an earlier operation brought are not in place here.
+        False while files that an earlier operation brought are not in place here.
         """
         sealed = self.slots.sealed.get(operation)
         if sealed is None or sealed.metadata_only or not self.rows.recovered or not slots <= sealed.slots:
@@ -233,7 +233,7 @@ class DataState:
 
         Args:
             without: operations whose sealed slots' files are left out, for a checkpoint sent to a new member.
-            with_files: False leaves the files to the caller that stores the checkpoint: they are most of it.
+            with_files: False omits the files, which are most of a checkpoint: the caller stores them itself.
         """
         operations = without or set()
         sources = self.slots.sources(operations)

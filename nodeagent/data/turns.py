@@ -1,9 +1,9 @@
 """When a logged compaction begins, and how it ends (`data.compaction` defines its output).
 
 The turn of a compaction comes when everything logged before it that may concern its files is in the manifest.
-It ends when the manifest has its output or another member's file into which the output was merged, or when
-neither is needed any more. Whenever files enter the manifest, `begin_next` begins the compactions whose turn
-has come.
+The compaction ends when the manifest has its output or another member's file into which the output was
+merged, or when neither is needed any more. Whenever files enter the manifest, `begin_next` begins the
+compactions whose turn has come.
 """
 
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ class Turns:
         TsFile: otherwise the members would differ permanently.
 
         An input of a compaction logged earlier is parked after that compaction, if the file still exists:
-        whether the compaction merges it is known only when its turn has come, which differs per member.
+        whether the compaction merges it is known only at its turn, which members reach at different times.
         """
         if self._compactions.is_input(command.name):
             self._compactions.add(Compacting(index, command, command.schema, []))

@@ -1,6 +1,6 @@
 """Which writes and deletes of the log take effect.
 
-A write or delete takes effect if its slot is open by the log before it, its session is known there, and its
+A write or delete takes effect if, in the state before it, its slot is open, its session is known, and its
 sequence is new; a write also needs its table to be in use at its version. Writes without effect are
 remembered as long as the log retains them (`refused`): after a restart they must not take effect either.
 """
@@ -40,7 +40,7 @@ class Writes:
         self._files = files
 
     def check_slot(self, slot: int) -> ErrorReply | None:
-        """Why a write to `slot` has no effect in the present state; None if it has."""
+        """Why a write to `slot` would have no effect now; None if it would have one."""
         if slot in self._slots.open:
             return None
         waiting = self._slots.sealed_by(slot) is not None
@@ -101,7 +101,7 @@ class Writes:
         return Accepted(index)
 
     def open_session(self, index: int, term: int) -> Reply:
-        # The term too: after a force recovery (`Raft.force`) log indexes of the lost nodes are used again.
+        # The id has the term because a force recovery (`Raft.force`) reuses log indexes of the lost nodes.
         session = f"{self._group}:{index}.{term}"
         if not self._sessions.open(session):
             return ErrorReply(

@@ -19,7 +19,7 @@ Line = dict[str, str | int | bool]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result that opening this log would have."""
+    """What opening this log would find."""
 
     segments: int
     bytes_total: int

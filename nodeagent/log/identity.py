@@ -107,7 +107,7 @@ def count_start(disk: Disk, node: str, known: NodeFile | None, draw: Callable[[]
 
 
 def begin_start(disk: Disk, log: Log, node: str, known: NodeFile | None, draw: Callable[[], str]) -> NodeFile:
-    """`count_start`; on a full disk it uses the reserve of `log`.
+    """Call `count_start`; on a full disk, use the reserve of `log`.
 
     If the reserve is used up too, a later start continues under the number of the last counted start. That
     is safe: peers see it as a restart, and an older copy of the directory still has a lower number.

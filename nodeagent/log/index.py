@@ -26,7 +26,7 @@ class Damage(msgspec.Struct, frozen=True):
 
     `offset` is in bytes within segment number `segment`. `group` is "" if the damage may also concern a
     group that the readable log does not mention. `first` and `last` are indexes; both are 0 if no entry is
-    concerned, and only `last` is 0 if the end is unknown. `what` is the kind of damage and what ends it:
+    affected, and only `last` is 0 if the end is unknown. `what` is the kind of damage and what ends it:
 
     - `entries`: only these entries; ended by appending them once more, or by a base past them;
     - `hard`: the hard state; ended by a new hard state;

@@ -268,7 +268,7 @@ class Log:
         self._begin_next()
 
     def with_reserve(self, action: Callable[[], T]) -> T:
-        """Run a write beside the log; on a full disk, free the reserve and retry.
+        """Run a write that is not part of the log; on a full disk, free the reserve and retry.
 
         Raises:
             NoSpace: the reserve is used up too.

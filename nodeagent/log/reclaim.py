@@ -17,7 +17,7 @@ class Reclaimer:
     """Reclaims the sealed segments of one log.
 
     Args:
-        copy_bytes_max: as `LogSettings.copy_bytes_max`.
+        copy_bytes_max: see `LogSettings.copy_bytes_max`.
         sync: makes every batch written so far durable.
         write: appends copies as one batch.
     """

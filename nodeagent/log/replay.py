@@ -174,7 +174,7 @@ class Replay:
             self._clear(mark.group)
 
     def _over_gap(self, mark: Mark, places: Sequence[Place], state: GroupIndex | None) -> GroupIndex:
-        """The group after a missing segment that held operations of it. The mark has their result; the
+        """The group after a missing segment that held some of its operations. The mark has their result; the
         entries they wrote are lost unless a later operation replaces, copies or purges them.
         """
         extents = state.extents if state is not None else []
@@ -316,10 +316,10 @@ def _reword(damage: Damage, message: str) -> Damage:
 
 
 def _suspect_range(base: int, have: int, last: int) -> tuple[int, int]:
-    """Which entries up to `last` unknown operations may concern, if (base, have] are present.
+    """The range of entries up to `last` that unknown operations may affect, if (base, have] are present.
 
     With a gap, the missing entries were probably lost. Without a gap, the operations replaced present
-    entries or concerned no entry; which of the two is unknown.
+    entries or affected no entry; which of the two is unknown.
     """
     first = max(base, have) + 1 if have < last else base + 1
     return (first, last) if first <= last else (0, 0)

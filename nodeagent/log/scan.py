@@ -37,7 +37,7 @@ class End:
 
 
 def scan_segment(buffer: memoryview, segment: int, durable: int | None) -> Iterator[Block | Bad | End]:
-    """Everything in the segment, in order; the last item, and only that, is an `End`.
+    """Everything in the segment, in order; only the last item is an `End`.
 
     Args:
         durable: for the newest segment, the durable offset recorded elsewhere (0 if none is recorded); None

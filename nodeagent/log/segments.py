@@ -23,7 +23,7 @@ class Segments:
         """Number -> bytes of every segment but the current one."""
 
         self.starts = replay.starts
-        """As `Replay.starts`."""
+        """See `Replay.starts`."""
 
     @property
     def numbers(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""The newest lines of the cluster's audit log: who did what. It informs operators; no code decides by it."""
+"""The newest lines of the cluster's audit log: who did what. It informs operators; no code depends on it."""
 
 from typing import Protocol
 

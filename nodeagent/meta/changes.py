@@ -226,7 +226,7 @@ def copies_disagree(op: Operation, target: str) -> str:
 
     Nodes that were declared dead do not count: an operator continues by declaring the wrong member dead. The
     copies do not show which member is wrong: a previous holder uses its own files and the newcomer copied
-    from one of them, so two members that agree may have one source.
+    from one of them, so two members that agree may share one source.
     """
     members = op.required(target)
     digests: dict[SlotRanges, dict[str, str]] = {}

@@ -66,8 +66,8 @@ class SetDraining(_Command, frozen=True, tag="SetDraining"):
 
 
 class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
-    """From this entry on the cluster is at feature level `level`; it has no effect if the level is as
-    high."""
+    """From this entry on the cluster is at feature level `level`; it has no effect if the level is that
+    high already."""
 
     level: int
     by: str

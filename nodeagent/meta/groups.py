@@ -68,7 +68,7 @@ class Groups:
         self._kept.groups[group] = replace(self._kept.groups[group], members=members, recovery=recovery)
 
     def complete_recovery(self, group: GroupId, operation: str) -> GroupRecord | None:
-        """Complete the group's force recovery; return its record before, None if it was completed already."""
+        """Complete a group's force recovery; return its previous record, None if it was complete already."""
         record = self._kept.groups.get(group)
         if record is None or record.recovery is None or record.recovery.operation != operation:
             return None

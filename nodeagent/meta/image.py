@@ -30,7 +30,7 @@ class Image(msgspec.Struct):
 
     table: TableWire | None = None
     next_table: TableWire | None = None
-    """The table that the open operation brings, until the operation enters OPEN."""
+    """The table that the open operation will put in force, until the operation enters OPEN."""
 
     groups: dict[GroupId, GroupRecord] = {}
     schemas: list[TableSchema] = []

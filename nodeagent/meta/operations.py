@@ -1,7 +1,7 @@
 """Changes of the cluster: at most one is open (`changes` defines how it proceeds from stage to stage).
 
 The entry that enters a stage also changes nodes, groups and the table: OPEN puts the next table in force,
-DONE removes the node and the group that leave, and CANCELLED reverts the changes of the begin.
+DONE removes the node and the group that leave, and CANCELLED reverts what `Begin` changed.
 """
 
 from typing import Protocol

@@ -27,7 +27,7 @@ class Placement:
         return self.table.version if self.table is not None else 0
 
     def put(self, index: int, table: TableWire) -> PartitionTable:
-        """Put the table in force from the entry at `index` on, which becomes its version."""
+        """Put the table in force from the entry at `index` on; `index` becomes its version."""
         stamped = PartitionTable.from_wire(table).stamped(index)
         assert stamped.version > self.version, (stamped.version, self.version)
         self.table = stamped

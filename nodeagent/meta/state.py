@@ -118,7 +118,7 @@ class MetaState:
 
     @classmethod
     def decode(cls, payload: bytes, levels: Levels = features.SPOKEN) -> "MetaState":
-        """The state of an `encode`; raise `Refused` if its feature level is not among `levels`."""
+        """Decode the result of `encode`; raise `Refused` if its feature level is not in `levels`."""
         image = msgspec.msgpack.decode(payload, type=Image)
         check_level(levels, image.level)
         for op in image.operations:

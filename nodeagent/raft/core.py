@@ -158,7 +158,7 @@ class Raft(Roles):
         Whether they are committed at this index is known only when they are handed out.
 
         Raises:
-            NotLeader: not the leader, or it is transferring leadership, or it is leaving the group.
+            NotLeader: this replica does not lead, is transferring leadership, or is leaving the group.
             Overloaded: too many uncommitted bytes.
         """
         return self._leading(now).propose(commands)
@@ -240,7 +240,7 @@ class Raft(Roles):
 
         `Rebase.keep_suffix` must be `log.term(base.index) == base.term`. The caller drops a snapshot whose
         base is no longer beyond `commit`. If its state is older than ours, the caller may keep ours and pass
-        our own `applied`. If the state goes back, entries are handed out once more.
+        our own `applied`. If the state moves back, entries are handed out again.
         A base that is not beyond the log's base is ignored.
         """
         self._stir(now)

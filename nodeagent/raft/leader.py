@@ -160,7 +160,7 @@ class Leader:
             self._owe_news()
 
     def _reconnect(self, progress: Progress, match: int) -> None:
-        """End a probe after an accepted append, and a wait for a snapshot however the entries arrived."""
+        """End a probe after an accepted append, and a wait for a snapshot once its entries have arrived."""
         if progress.state is _PROBE:
             if match == progress.match:
                 progress.become_replicate(self.state.clock)

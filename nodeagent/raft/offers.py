@@ -28,7 +28,7 @@ class Offers:
         self._state.snapshots.append(peer)
 
     def offer(self, peer: NodeId, snapshot: str) -> None:
-        """As `Raft.offer_snapshot`."""
+        """See `Raft.offer_snapshot`."""
         progress = self._peers.progress.get(peer)
         if progress is None or progress.state is not ProgressState.SNAPSHOT:
             return
@@ -36,7 +36,7 @@ class Offers:
         self._outbox.send(peer, progress.offer)
 
     def failed(self, peer: NodeId) -> None:
-        """As `Raft.snapshot_failed`."""
+        """See `Raft.snapshot_failed`."""
         progress = self._peers.progress.get(peer)
         if progress is not None and progress.state is ProgressState.SNAPSHOT:
             progress.become_probe(progress.match + 1)

@@ -1,4 +1,4 @@
-"""Messages of a leader: heartbeats, and when any message may leave."""
+"""Sends a leader's messages: builds heartbeats, and decides when a message may leave."""
 
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import Heartbeat, RaftMessage

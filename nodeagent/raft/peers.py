@@ -20,7 +20,7 @@ class Peers:
         self.update()
 
     def update(self, addition: int = 0) -> None:
-        """Follow a new config; `addition` is the number of the membership of peers that it adds."""
+        """Follow a new config; `addition` becomes the membership number of the peers that it adds."""
         state = self._state
         self.names = sorted(set(state.log.config.members) - {state.node})
         known = self.progress

@@ -25,7 +25,7 @@ _READ_NUMBERS = 1 << 52
 
 
 class Roles(State):
-    """The state of one replica and the changes of its role. Arguments as of `Raft`."""
+    """The state of one replica and the changes of its role. The arguments are those of `Raft`."""
 
     __slots__ = (
         "_ballot",
@@ -124,10 +124,11 @@ class Roles(State):
 
     def may_campaign(self) -> bool:
         """Whether this replica may campaign: if it is a voter, or if its removal as a voter is not known to
-        be committed. It may hold the longest log, and then no other replica can win (thesis 4.2.2).
+        be committed. Such a replica may hold the longest log, and then no other replica can win (thesis
+        4.2.2).
 
         A learner may campaign if its log is longer than that of a candidate that needs its vote: the
-        candidate already counts it as a voter, and the leader that sent it the longer log may have lost it.
+        candidate already counts it as a voter, and the leader that sent the longer log may have lost it.
         """
         log = self.log
         if self.passive:
@@ -200,7 +201,7 @@ class Roles(State):
             self.reads_failed.extend(self._forwarded.drain())
 
     def _maybe_retire(self, lead: Leader) -> None:
-        """If the config without this node is committed: send it to the others, then step down (thesis
+        """Once the config without this node is committed, send it to the others and step down (thesis
         4.2.2)."""
         if lead.retired:
             lead.flush()

@@ -1,7 +1,7 @@
 """Failpoints at which a test stops an operation, so that a kill hits exactly the intended moment.
 
 `after:STAGE` — the stage was entered and none of its work has begun. `before:STAGE` — all work of the
-previous stage is done and the progress report that would leave it is held back. An agent accepts failpoints
+previous stage is done and the progress report that would end it is held back. An agent accepts failpoints
 only if it was started for tests.
 """
 

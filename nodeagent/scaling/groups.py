@@ -178,8 +178,8 @@ def _open(op: Operation, view: GroupView) -> list[Action]:
 
 
 def _prefetch_parts(op: Operation, view: GroupView) -> list[Action]:
-    """Prefetch the first part of each session table while the seals are being committed: nearly always it is
-    the only one, and slots are closed until it is here."""
+    """Prefetch the first part of each session table while the seals are being committed: it is nearly always
+    the only one, and until it arrives the slots accept no writes."""
     if view.group not in op.gaining:
         return []
     holders = _holders(op)

@@ -89,7 +89,7 @@ def meta_step(
     me: NodeId,
     caught_up: Callable[[NodeId], bool],
 ) -> Step:
-    """One step of the meta group towards every node being a member, at most `voters_max` of them voters.
+    """One step of the meta group: every node becomes a member, at most `voters_max` of them voters.
 
     `unfit` nodes (leaving or dead) may follow but not vote; members that are not in `nodes` are dropped.
     """
