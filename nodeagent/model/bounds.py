@@ -16,7 +16,7 @@ from nodeagent.model.errors import InvalidInput
 from nodeagent.model.limits import CHUNK_BYTES, NAME_BYTES_MAX, NODES_MAX, SLOTS_MAX, TEXT_CHARS_MAX
 
 COUNT_MAX = 1 << 53
-"""Of log indexes, sequences, versions, numbers of bytes and milliseconds: sums of a few fit 63 bits."""
+"""Limit of log indexes, sequences, versions, byte counts and milliseconds: sums of a few fit 63 bits."""
 
 TERM_MAX = 1 << 48
 """A term is durable and spreads to all members: one absurd value would prevent every later election."""

@@ -10,7 +10,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
     name: str
     replicas: int = 3
-    """Members of each data group, as far as there are nodes."""
+    """Members of each data group, if there are enough nodes."""
 
     slots: int = 10_000
     shards: int = 8
@@ -18,7 +18,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
     time_partition_interval_ms: int = WEEK_MS
     meta_voters: int = 5
-    """Voters of the meta group, as far as there are nodes."""
+    """Voters of the meta group, if there are enough nodes."""
 
     hash_mode: str = "murmur3"
     """`murmur3` (standard MurmurHash3) or `legacy` (repeats errors of IoTDB's Java code, for imports)."""
@@ -30,7 +30,7 @@ class RaftSettings(msgspec.Struct, frozen=True):
     heartbeat_ms: int = 150
     election_timeout_ms: int = 1500
     commit_news_ms: int = 30
-    """Delay after which followers of a data group learn of a commit, if no append tells them; 0: none."""
+    """Delay after which followers of a data group learn of a commit, if no append tells them; 0: no delay."""
 
 
 class Seed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,13 +69,13 @@ class NodeConfig(msgspec.Struct, frozen=True):
     """Bytes of one segment of the log."""
 
     idle_close_ms: int = 10_000
-    """The leader closes a partition without writes for this long."""
+    """The leader closes a partition that has had no writes for this long."""
 
     compact_files_min: int = 4
-    """Small files, neighbours in age, that are merged into one."""
+    """Number of small files, adjacent in age, that are merged into one."""
 
     compact_files_min_in_change: int = 8
-    """The same while a change moves nodes or slots; a change that waits or has ended does not count."""
+    """The same while a change moves nodes or slots; changes that wait or have ended do not count."""
 
     compact_every_ms: int = 2_000
     """How often a leader looks for files to compact."""

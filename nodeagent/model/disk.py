@@ -1,8 +1,8 @@
 """The disk as a protocol: one root directory and relative POSIX paths.
 
 The packages `log` and `storage` use the disk only through this protocol; `RealDisk` implements it with system
-calls and `SimDisk` with a model that can lose power. No call is asynchronous, and no two threads call at once
-for the same file.
+calls and `SimDisk` with a model that can lose power. No call is asynchronous, and no two threads use the same
+file at once.
 
 Errors: every call raises `OSError` with the errno the system would give (ENOENT, EEXIST, ENOSPC, EIO,
 EXDEV...). A path that leaves the root is a `ValueError`.
@@ -46,7 +46,7 @@ class File(Protocol):
         ...
 
     def pwritev(self, offset: int, parts: Sequence[Buffer]) -> None:
-        """Write all parts, one behind the other, from `offset` on."""
+        """Write all parts, one after the other, from `offset` on."""
         ...
 
     def zero_fill(self, offset: int, length: int) -> None:

@@ -74,7 +74,7 @@ def logged_at(name: str) -> int:
 
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
     """A range delete: it masks rows of `table` with an older order and a time in [time_from, time_to] (ms)
-    whose tags equal `tags`, as far as given."""
+    that have all of `tags`."""
 
     order: Order
     partition: PartitionKey
@@ -114,7 +114,7 @@ class CloseSpec(msgspec.Struct, frozen=True):
     """The TsFile library that must make it; "" for any library, and for Arrow."""
 
     parked: str = ""
-    """As `FileMeta.parked`; the name ends with `PARKED` if it is set."""
+    """See `FileMeta.parked`; the name ends with `PARKED` if it is set."""
 
 
 class ScanSpec(msgspec.Struct, frozen=True):
@@ -135,8 +135,8 @@ Tags = tuple[str | None, ...]
 
 
 class RowKey(msgspec.Struct, array_like=True, frozen=True):
-    """A place in the rows of one table and one partition, sorted by (tags, time): the place behind the row of
-    this key, whether such a row exists or not."""
+    """A place in the rows of one table and one partition, sorted by (tags, time): right after the row with
+    this key, whether or not there is such a row."""
 
     tags: Tags
     time: Time
@@ -155,10 +155,10 @@ class Cursor(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PageSpec(msgspec.Struct, array_like=True, frozen=True):
-    """One page of a scan: the rows behind `after` up to and including `until`, as many as fit `bytes_max` (in
+    """One page of a scan: the rows past `after` up to and including `until`, as many as fit `bytes_max` (in
     Arrow form) and, unless it is 0, `rows_max`.
 
-    `whole`: the rows are of several partitions, whose rows `after` cannot tell apart: return all or none.
+    `whole`: the page spans several partitions, which `after` cannot tell apart: return all rows or none.
     """
 
     after: RowKey | None = None

@@ -60,7 +60,7 @@ class CloseFiles(msgspec.Struct, frozen=True):
 class CompactUnit(msgspec.Struct, frozen=True):
     """One TsFile to make from `inputs`, oldest first; each input is checked against its hash before use.
 
-    `clean` and `tombstones`: the deletes to carry out, and the `FileMeta.clean` of the output.
+    `tombstones`: the deletes to apply; `clean`: the `FileMeta.clean` of the output.
     """
 
     spec: CloseSpec

@@ -1,4 +1,4 @@
-"""Every bound has a name in this module; reaching a bound gives backpressure or a named error."""
+"""Every bound has a name in this module; reaching a bound causes backpressure or a named error."""
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -78,7 +78,8 @@ MANIFEST_FILES = 2_048
 
 LIGHT_SCAN_BYTES = 4 * MIB
 LIGHT_SCAN_ROWS = 1_000
-"""A page that opens files of no more bytes, or reads no more rows, does not wait behind larger pages."""
+"""A page that opens at most this many bytes of files, or reads at most this many rows, does not wait behind
+larger pages."""
 
 QUARANTINE_FILES_MAX = 256
 """Damaged files retained per group after repairs; past it repairs are refused. Only an operator removes
@@ -94,7 +95,7 @@ COMPACT_BYTES_MAX = 64 * MIB
 """Bytes of the files that one compaction reads. It bounds the memory of a worker and the size of outputs."""
 
 COMPACT_ROW_BYTES = 24
-"""Bytes of `COMPACT_BYTES_MAX` that a row counts for at least: one compaction reads at most 2.8 million rows.
+"""The least that a row takes of `COMPACT_BYTES_MAX`: one compaction reads at most 2.8 million rows.
 A worker needs some 160 bytes of memory for a row of two columns, whatever its size in the file."""
 
 COMPACT_INPUTS_MAX = 256

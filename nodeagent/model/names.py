@@ -35,12 +35,12 @@ def check_storage_group(name: str) -> str:
 
 
 def check_table(name: str) -> str:
-    """As `check_storage_group`, for a table."""
+    """Like `check_storage_group`, for a table."""
     return _check_path("table", name)
 
 
 def check_column(name: str) -> str:
-    """As `check_storage_group`, for a tag or field."""
+    """Like `check_storage_group`, for a tag or field."""
     _check_text("column", name, _COLUMN)
     if name == TIME:
         raise InvalidName(
@@ -138,7 +138,7 @@ def check_fileable(schema: TableSchema) -> None:
 
 
 _FIELD_BYTES_MAX = 1000
-"""Bytes of a field's name that a TsFile surely can read back; it cannot with 1 500. Release 0.1.0 had no
+"""Bytes of a field's name that can be read back from a TsFile; 1 500 bytes cannot. Release 0.1.0 had no
 bound."""
 
 

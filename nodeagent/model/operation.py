@@ -81,7 +81,7 @@ class Options(msgspec.Struct, frozen=True):
     """Release the previous copies only after a sign-off."""
 
     depth: str = "content"
-    """How deep the verification compares (`iotctl --depth`)."""
+    """How deeply the verification compares (`iotctl --depth`)."""
 
     no_migrate: bool = False
     """Start no copy before the operator says so (`ControlOperation`, verb `go`)."""
@@ -225,7 +225,7 @@ class Operation(msgspec.Struct):
     """When the state `waiting_release` began; 0 before."""
 
     paused: bool = False
-    """No pull of COPYING starts and COPYING is not left; every other stage continues."""
+    """In COPYING no pull starts and the operation does not enter CLEANUP; every other stage continues."""
 
     meta_ready: bool = False
     """add-node: the joining node follows the meta log. remove-node: the leaving node has no vote in the meta
@@ -238,7 +238,7 @@ class Operation(msgspec.Struct):
     stages: list[StageSpan] = []
     last_error: str = ""
     moved_slots: int = 0
-    """Number of slots that move; set in a short record, which lists no moves, members and copies, 0 in a
+    """Number of slots that move: set in a short record, which lists no moves, members or copies; 0 in a
     whole record."""
 
     copied_bytes: int = 0

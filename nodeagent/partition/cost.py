@@ -106,7 +106,7 @@ def _non_zero(sizes: dict[NodeId, int]) -> dict[NodeId, int]:
 def free_bytes(old: PartitionTable, new: PartitionTable, replicas: int, sizes: ByteArray) -> int:
     """Fewest bytes to copy if replicas could be on any node, with each node as full as it is by `new`.
 
-    The difference to this is the cost of the ring: the members of groups follow from it and change with it.
+    What a change copies beyond this is due to the ring: the members of groups follow from it.
     """
     held = node_bytes(old, replicas, sizes)
     return sum(max(0, size - held.get(node, 0)) for node, size in node_bytes(new, replicas, sizes).items())

@@ -8,9 +8,9 @@ that has a step:
   slots fit, the slot that leaves the higher level of the pair lowest;
 - a *swap* of two slots, only above `EVEN` and only if no move helps.
 
-A *giant* is a slot that is too large for the taker even alone. It moves only if the level is then lower than
-that of its group after giving all other slots away: two giants are separated, but a single giant stays and
-the small slots leave.
+A *giant* is a slot that is too large for the taker even alone. It moves only if the higher level of the pair
+is then lower than the level of its group with only its giants: two giants are separated, but a single giant
+stays and the small slots leave.
 
 Every step lowers the higher level of its pair, so the search ends. It ends when no group above `AIM` has a
 move and no group above `EVEN` has a swap. That depends only on owners and loads, so that a plan made after a
@@ -34,7 +34,7 @@ EVEN = 1.1
 """The ratio of the highest level to the mean up to which nothing must move."""
 
 AIM = 1.05
-"""The ratio to reach once slots move, so that a small growth does not need the next plan."""
+"""The ratio to reach once slots move, so that slight growth does not require another plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def evened(
     """Groups whose next step would change more owners than `slots_max`."""
     while True:
         step = search.next_step(stuck)
-        if step is None and stuck > beyond:  # steps since may have given stuck groups a step
+        if step is None and stuck > beyond:  # later steps may have made one possible
             stuck = set(beyond)
             step = search.next_step(stuck)
         if step is None:

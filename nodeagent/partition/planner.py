@@ -296,14 +296,14 @@ def _pair_bytes(
 def place_bytes(
     ring: Ring, kept: Sequence[int], pairs: Mapping[tuple[NodeId, NodeId], int], node: NodeId, replicas: int
 ) -> list[int]:
-    """Copied bytes that depend on the place of `node`, for each place "behind ring node p".
+    """Copied bytes that depend on the place of `node`, for each place "after ring node p".
 
     Args:
         kept: per ring node the bytes that its group retains.
         pairs: bytes that move, by (source, target) group owner.
         replicas: at most the length of the ring.
 
-    Behind p, `node` owns a group with the R - 1 nodes after p, which need not copy bytes of groups they were
+    After p, `node` owns a group with the R - 1 nodes after p, which need not copy bytes of groups they were
     in; and it joins the groups of p and of the R - 2 nodes before p, whose last members leave.
     """
     n = len(ring)

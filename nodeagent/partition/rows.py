@@ -150,7 +150,7 @@ def _devices(batch: pa.RecordBatch, tags: Sequence[str]) -> tuple[_Ints, _Ints]:
 
 
 def _compact_small(codes: _Ints, radix: int) -> tuple[_Ints, _Ints]:
-    """As np.unique with index and inverse, but without sorting: all codes are below `radix`."""
+    """Like np.unique with index and inverse, but without sorting: all codes are below `radix`."""
     row_of = np.full(radix, -1, np.int64)
     row_of[codes] = np.arange(codes.size)
     present = np.flatnonzero(row_of >= 0)

@@ -201,7 +201,7 @@ def combine(parts: Sequence[pa.Table], schema: TableSchema) -> pa.Table:
 
 
 def total(sums: pa.Table) -> Sums:
-    """Fold a checksum table into one (`FileMeta.logical`)."""
+    """Fold a checksum table into one triple (`FileMeta.logical`)."""
     count, h1, h2 = (int(one_chunk(sums.column(n)).to_numpy().sum(dtype=np.uint64)) for n in (COUNT, H1, H2))
     return count, h1, h2
 

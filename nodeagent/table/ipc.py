@@ -52,7 +52,7 @@ def check_plain(ipc: bytes) -> None:
 
 
 def _check_message(ipc: bytes, at: int) -> int:
-    """Length of the body of the message at `at`; that of a schema is empty."""
+    """Length of the body of the message at `at`; 0 for a schema."""
     message = at + _U32.unpack_from(ipc, at)[0]
     kind_at = _field(ipc, message, _HEADER_TYPE)
     kind = ipc[kind_at] if kind_at else 0

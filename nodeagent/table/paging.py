@@ -28,11 +28,11 @@ SERIES_AT_ONCE = 256
 """Number of series whose spans are looked up together; also the most series in one window."""
 
 ROWS_READ_MAX = 4_000_000
-"""A page that deletes leave almost empty ends after this many rows read; the next page continues."""
+"""A page ends after this many rows read, even if deletes leave it almost empty; the next page continues."""
 
 _FIXED_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "DATE": 4}
 _TEXT_BYTES = 16
-"""Assumed size of a text until texts were read."""
+"""Assumed size of a text until texts have been read."""
 
 SeriesKey = tuple[bytes, ...]
 """Tags in a form that compares as rows are sorted: null first, then UTF-8 byte order."""
@@ -51,7 +51,7 @@ class Source(Protocol):
     """Rows of one file, or those in memory."""
 
     by_time: bool
-    """`read` gives the rows in the order of time."""
+    """Whether `read` returns the rows in order of time."""
 
     def rows_max(self) -> int: ...
 

@@ -45,7 +45,7 @@ async def dial(
 
 
 class Listener:
-    """The accepting side: every accepted connection has a place in `connections` until it ends."""
+    """The accepting side: every accepted connection is in `connections` until it ends."""
 
     def __init__(self, handler: Handler, context: ssl.SSLContext | None) -> None:
         self._handler = handler

@@ -11,7 +11,7 @@ FRAME_BYTES_PER_S_MIN = 64 * KIB
 minimum rate."""
 
 TIMER_S = 0.001
-"""A timer may ring early by this much."""
+"""A timer may fire early by this much."""
 
 
 class FrameDeadline:
@@ -24,11 +24,11 @@ class FrameDeadline:
         """Deadline of the unfinished frame, by the loop's clock; 0 if there is none."""
 
         self._timer: asyncio.TimerHandle | None = None
-        """Rings at `due` or before. Most frames of a busy connection arrive in two pieces: a timer for each
+        """Fires at or before `due`. Most frames of a busy connection arrive in two pieces: a timer for each
         frame would cost more than the frame."""
 
     def follow(self, announced: int, any_came: bool) -> None:
-        """Bytes arrived.
+        """Note that bytes arrived.
 
         Args:
             announced: length of the unfinished frame, 0 if there is none.

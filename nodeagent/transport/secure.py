@@ -15,8 +15,8 @@ _SEAL_BYTES = 256 * 1024
 
 
 class Secure:
-    """Plain bytes on one side, TLS records on the other. Every method may raise `ssl.SSLError`; send the
-    bytes of `outgoing` (the alert) before closing then."""
+    """Plain bytes on one side, TLS records on the other. Every method may raise `ssl.SSLError`; then
+    send the bytes of `outgoing` (the alert) before closing."""
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._incoming = ssl.MemoryBIO()

@@ -22,7 +22,7 @@ class Repeat(Enum):
     """Retry at any node: the request changes nothing, or a repeat has the same result."""
 
     UNLESS_FAILED = "unless failed"
-    """Retry if no reply arrived, but not if a node replied that it failed: it may have carried out a part."""
+    """Retry if no reply arrived, but not if a node replied that it failed: it may have done a part of it."""
 
     NEVER = "never"
     """Never retry: report that the outcome is unknown."""

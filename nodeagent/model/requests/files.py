@@ -55,7 +55,7 @@ class ManifestReply(Message, frozen=True, tag="ManifestReply"):
     damaged: tuple[DamagedFile, ...] = ()
     next: int | None = None
     """The slot at which the next page begins; None if this is the last page. A compaction stays within a
-    slot, so that consecutive pages have every row once."""
+    slot, so that consecutive pages have every row exactly once."""
 
     at_work: bool = False
     """Whether pending files are being made, or wait for a worker that makes other files, and none fails.
@@ -73,7 +73,7 @@ class CloseAll(Message, frozen=True, tag="CloseAll"):
 
 
 class CheckFiles(Message, frozen=True, tag="CheckFiles"):
-    """Read and hash the replica's files of these slots, or of them only `names`, if given.
+    """Read and hash the replica's files of these slots, or only those in `names`, if given.
 
     Given only names, it also hashes files of slots that left the group, as long as the replica retains them.
     """
@@ -150,8 +150,8 @@ class SourceOpened(Message, frozen=True, tag="SourceOpened"):
 class GetSealedSessions(Message, frozen=True, tag="GetSealedSessions"):
     """Fetch part `part` (from 0) of the session table that `group` sealed for the operation.
 
-    The leader of the gaining group sends it to any member of the sealed group. `not_found` from a member that
-    has not applied the seal: at once, or with `wait` after `SEAL_WAIT_MS`.
+    The leader of the gaining group sends it to any member of the sealed group. A member that has not applied
+    the seal replies `not_found`: at once, or with `wait` after `SEAL_WAIT_MS`.
     """
 
     traits: ClassVar = Traits(NODES)

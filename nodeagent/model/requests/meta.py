@@ -40,8 +40,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """A force recovery in progress: the recovery leader `head` leads the group from `term` on, with the
-    living members. The config entry that it logs has `operation` as its operation.
+    """A force recovery in progress. `head`, as it is stored, is the recovery leader: it leads the group from
+    `term` on, with the living members. The config entry that it logs has `operation` as its operation.
     """
 
     head: NodeId
@@ -158,7 +158,7 @@ class Drain(Message, frozen=True, tag="Drain"):
 
 
 class RecoveryLeader(msgspec.Struct, frozen=True):
-    """The recovery leader `head` of a group without a majority, and the term that it begins with
+    """`head` is the recovery leader of a group without a majority, `term` the term that it begins with
     (`Raft.force`)."""
 
     group: GroupId

@@ -130,7 +130,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
     """Number of files of the time partition with the most files."""
 
     lag: dict[str, int] = {}
-    """Of a leader: follower -> entries that it lacks."""
+    """On a leader: follower -> number of entries that it lacks."""
 
     state: str = "running"
     error: str = ""
@@ -146,7 +146,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
     """Why the log is not purged further, in words."""
 
     log_pin: LogPin | None = None
-    """The same as a value; earlier releases set only `log_held_by`."""
+    """The same in structured form; earlier releases set only `log_held_by`."""
 
 
 class NodeStatus(Message, frozen=True, tag="NodeStatus"):
@@ -160,7 +160,7 @@ class NodeStatus(Message, frozen=True, tag="NodeStatus"):
     state: str
     now_ms: int
     started_ms: int
-    """Derived from the node's present clock: `now_ms - started_ms` is its uptime, even if the clock was
+    """Derived from the node's current clock: `now_ms - started_ms` is its uptime, even if the clock was
     set."""
 
     table_version: int
@@ -219,7 +219,7 @@ class NodeEvent(msgspec.Struct, frozen=True):
 
 
 class EventsReply(Message, frozen=True, tag="EventsReply"):
-    """The events of the node, and the cluster's audit log as of meta log index `applied`. Both oldest first.
+    """The events of the node, and the cluster's audit log as of meta log index `applied`, both oldest first.
 
     `audit`: (wall clock in ms, who, what).
     """

@@ -149,7 +149,7 @@ class RowsScanned(Message, frozen=True, tag="RowsScanned"):
 class ListPartitions(Message, frozen=True, tag="ListPartitions"):
     """List the partitions that a group holds.
 
-    With `paged`, list one page, behind the (partition, table) `after` that ended the page before; readers of
+    With `paged`, list one page, past the (partition, table) `after` that ended the previous page; readers of
     earlier releases request the whole list. The request is refused unless all of `slots` are open, because a
     list does not show what it leaves out; readers of earlier releases name no slots.
     """
@@ -187,11 +187,11 @@ class PartitionsListed(Message, frozen=True, tag="PartitionsListed"):
     age_ms: int = -1
     """As in `RowsScanned`."""
     next: tuple[PartitionKey, str] | None = None
-    """The place behind which the next page begins; None if this is the last page."""
+    """The place after which the next page begins; None if this is the last page."""
 
 
 class GetWriteRates(Message, frozen=True, tag="GetWriteRates"):
-    """Read how fast the group's slots are written, as this member counts; the leader counts best."""
+    """Read how fast the group's slots are written, as this member counts; the leader's counts are best."""
 
     traits: ClassVar = Traits(READERS)
 
