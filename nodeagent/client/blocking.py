@@ -22,7 +22,9 @@ from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Unavailable
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Operation, Ranges
 from nodeagent.model.requests import (
+    Accepted,
     BeginChange,
+    CloseAll,
     ControlOperation,
     ManifestReply,
     MetaView,
@@ -205,6 +207,32 @@ class BlockingCluster:
         while (batch := self._loop.run(following())) is not None:
             yield batch
 
+    def aggregate(
+        self,
+        storage_group: str,
+        table: str,
+        field: str,
+        *,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        read: str = "strong",
+        on_age: OnAge | None = None,
+    ) -> pa.Table:
+        """As `Cluster.aggregate`; `on_age` is called in the client's thread."""
+        return self._loop.run(
+            self._cluster.aggregate(
+                storage_group,
+                table,
+                field,
+                tags=tags,
+                time_from=time_from,
+                time_to=time_to,
+                read=read,
+                on_age=on_age,
+            )
+        )
+
     def count(self, storage_group: str | None = None, table: str | None = None) -> list[dict[str, object]]:
         return self._loop.run(self._cluster.count(storage_group, table))
 
@@ -238,7 +266,10 @@ class BlockingCluster:
         return self._loop.run(self._cluster.files.manifest(node, group, slots))
 
     def close_all(self, group: GroupId, slots: Ranges = ()) -> int:
-        return self._loop.run(self._cluster.close_all(group, slots))
+        """Close the open partitions of the group; return the log index of the close."""
+        reply = self.call_group(group, CloseAll(group, slots))
+        assert isinstance(reply, Accepted), reply
+        return reply.index
 
 
 class LoopThread:

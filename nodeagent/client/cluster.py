@@ -27,11 +27,9 @@ from nodeagent.client.report import (
 from nodeagent.client.spec import TIMEOUT_S, ClusterSpec
 from nodeagent.model.errors import NodeAgentError, Unavailable
 from nodeagent.model.ids import META, GroupId, NodeId
-from nodeagent.model.operation import Operation, Ranges
+from nodeagent.model.operation import Operation
 from nodeagent.model.requests import (
-    Accepted,
     BeginChange,
-    CloseAll,
     ControlOperation,
     GetStatus,
     MetaView,
@@ -265,6 +263,36 @@ class Cluster:
             for batch in part.to_batches():
                 yield batch
 
+    async def aggregate(
+        self,
+        storage_group: str,
+        table: str,
+        field: str,
+        *,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        read: str = "strong",
+        on_age: OnAge | None = None,
+    ) -> pa.Table:
+        """One row with `count, min, max, sum` of the field's values in the rows that `scan` would return.
+
+        The groups compute them where the rows are (`table.aggregate`). Without a value, all except `count`
+        are null; so are `sum` of values that are not numbers, and `min` and `max` of texts and blobs. Over
+        the limit of 8 parameters for the same reason as `scan`.
+        """
+        query = await self._reads.query(
+            storage_group,
+            table,
+            fields=[field],
+            tags=tags or {},
+            time_from=time_from,
+            time_to=time_to,
+            read=read,
+            on_age=on_age,
+        )
+        return await self._reads.aggregate(query, field.lower())
+
     async def count(
         self, storage_group: str | None = None, table: str | None = None
     ) -> list[dict[str, object]]:
@@ -292,14 +320,6 @@ class Cluster:
     ) -> Operation:
         """Wait until `until` holds for the operation (default: it has ended)."""
         return await self._changes.wait(operation, until=until, on_progress=on_progress, timeout_s=timeout_s)
-
-    # --- files (see also `files`) ----------------------------------------------------------------
-
-    async def close_all(self, group: GroupId, slots: Ranges = ()) -> int:
-        """Close the open partitions of the group; return the log index of the close."""
-        reply = await self.call_group(group, CloseAll(group, slots))
-        assert isinstance(reply, Accepted), reply
-        return reply.index
 
 
 async def _status(link: Link, target: str, timeout_s: float) -> NodeStatus | NodeAgentError:

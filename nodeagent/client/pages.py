@@ -7,6 +7,9 @@ so that no row is returned twice.
 While the files of a slot are still with its previous holders, the group's answer names these holders. Their
 rows are older than all rows of the group: they are merged below them, after the group's range deletes, page
 by page. Both sides are then asked for the rows up to the same key.
+
+If a query requests aggregates, a group that has all rows of a page returns their aggregates. Otherwise, and
+from a node of an earlier release, the rows arrive and are aggregated here.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from nodeagent.model.ids import PartitionKey
 from nodeagent.model.requests import PendingSlots, RowsScanned, ScanRows
 from nodeagent.partition import ranges
 from nodeagent.partition.rows import split_rows
+from nodeagent.table.aggregate import aggregate
 from nodeagent.table.arrow import decode, one_batch
 from nodeagent.table.merge import merge
 from nodeagent.table.paging import key_of
@@ -55,7 +59,8 @@ class _Fatal:
 
 @dataclass(frozen=True, slots=True)
 class _PageRead:
-    """Rows of a leg from `start` on; `end` is the start of the next page, None after the last page."""
+    """Rows of a leg from `start` on, or their aggregates; `end` is the start of the next page, None after the
+    last page."""
 
     rows: pa.Table
     start: Cursor
@@ -79,7 +84,7 @@ class Pages:
         self._cover = cover
 
     async def read(self, query: Query, slots: Mask | None = None, limit: int = 0) -> AsyncIterator[pa.Table]:
-        """The rows page by page, in no order; each key is in one page only.
+        """The rows page by page, in no order, or the aggregates of each page; each key is in one page only.
 
         Args:
             limit: if not 0, only the first `limit` rows (in order) are needed; more rows may be returned.
@@ -194,7 +199,8 @@ class Pages:
             rows = rows_of(reply, query)
             unadopted = _by_source(reply.handover)
             if not unadopted:
-                return reply.table_version, _PageRead(rows, start, end, node)
+                found = rows if reply.is_aggregate else _requested(rows, query)
+                return reply.table_version, _PageRead(found, start, end, node)
             if limit:
                 limit = 0  # deletes may hide the first of the older rows, so that later rows come first
                 continue
@@ -202,7 +208,7 @@ class Pages:
             if old_end == end:
                 settings = (await self._calls.views.current()).view.settings
                 rows = merge_below(rows, old, reply.tombstones, query, settings)
-                return reply.table_version, _PageRead(rows, start, end, node)
+                return reply.table_version, _PageRead(_requested(rows, query), start, end, node)
             until = old_end
 
     async def _ask(self, node: str, request: ScanRows, deadline: Deadline) -> tuple[str, RowsScanned]:
@@ -275,6 +281,11 @@ def _end(reply: RowsScanned, until: Cursor | None) -> Cursor | None:
     after `until` although it returned no rows from `until` on."""
     end = reply.next if reply.next is not None else Cursor(reply.cursor) if reply.cursor else until
     return until if end is not None and until is not None and place_of(end) > place_of(until) else end
+
+
+def _requested(rows: pa.Table, query: Query) -> pa.Table:
+    """The rows of a page or, if the query requests them, their aggregates."""
+    return aggregate(rows, query.spec.schema) if query.spec.aggregate else rows
 
 
 def rows_of(reply: RowsScanned, query: Query) -> pa.Table:

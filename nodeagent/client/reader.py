@@ -6,7 +6,9 @@ A slot that moves during a read is requested again (`cover`), never missed and n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import msgspec
 import pyarrow as pa
 
 from nodeagent.client.calls import Calls
@@ -16,6 +18,7 @@ from nodeagent.client.pages import Pages
 from nodeagent.client.query import OnAge, Query, sent_level
 from nodeagent.client.report import TIME_MAX, TIME_MIN
 from nodeagent.model.files import ScanSpec
+from nodeagent.table.aggregate import aggregate, combine
 from nodeagent.table.merge import merge
 from nodeagent.table.scan import check_scan
 
@@ -24,7 +27,7 @@ FIRST_ROWS_KEPT = 100_000
 
 
 class Reads:
-    """Scans, counts and partition lists (see the module)."""
+    """Scans, aggregates, counts and partition lists (see the module)."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -78,6 +81,14 @@ class Reads:
                 rows = parts[0].num_rows
         table = _merged(parts, query)
         return table if limit is None else table.slice(0, limit)
+
+    async def aggregate(self, query: Query, field: str) -> pa.Table:
+        """One row with the aggregates of one of the query's fields (`table.aggregate`)."""
+        spec = msgspec.structs.replace(query.spec, aggregate=True)
+        found = aggregate(_merged((), query), query.spec.schema)
+        async for part in self.pages.read(replace(query, spec=spec)):
+            found = combine([found, part])
+        return pa.Table.from_struct_array(found.column(field))
 
 
 def _merged(parts: Sequence[pa.Table], query: Query) -> pa.Table:

@@ -120,7 +120,8 @@ class CloseSpec(msgspec.Struct, frozen=True):
 class ScanSpec(msgspec.Struct, frozen=True):
     """The rows of one table to read: times in [time_from, time_to] (ms) whose tags equal `tags`.
 
-    `fields` None reads all fields.
+    `fields` None reads all fields. `aggregate` requests the aggregates of each page instead of its rows
+    (`table.aggregate`); a node may return the rows nevertheless.
     """
 
     schema: TableSchema
@@ -128,6 +129,7 @@ class ScanSpec(msgspec.Struct, frozen=True):
     time_from: Time = INT64_MIN
     time_to: Time = INT64_MAX
     tags: tuple[tuple[str, str | None], ...] = ()
+    aggregate: bool = False
 
 
 Tags = tuple[str | None, ...]

@@ -12,11 +12,12 @@ import pyarrow as pa
 import xxhash
 
 from nodeagent.model.errors import FileCorrupt, Refused
-from nodeagent.model.files import PARKED, CloseSpec, FileMeta, Order, PageSpec, ScanSpec, Tombstone
+from nodeagent.model.files import PARKED, CloseSpec, FileMeta, Order, PageSpec, RowKey, ScanSpec, Tombstone
 from nodeagent.model.jobs import CloseUnit, CompactUnit, MemBatch, Scanned
 from nodeagent.storage.arrow_format import ArrowFormat
 from nodeagent.storage.files import read_checked
 from nodeagent.table import paging
+from nodeagent.table.aggregate import aggregate
 from nodeagent.table.arrow import TIME, decode, encode, one_chunk
 from nodeagent.table.checksum import Sums, by_day, checksum, total
 from nodeagent.table.memory_source import TableSource
@@ -152,7 +153,7 @@ def scan_rows(
     batches: Sequence[MemBatch],
     tombstones: Sequence[Tombstone],
 ) -> Scanned:
-    """One page of the rows in files and batches.
+    """One page of the rows in files and batches, or its aggregates.
 
     Raises:
         FileCorrupt: a file's bytes do not match its meta; nothing was parsed.
@@ -160,9 +161,13 @@ def scan_rows(
     memory = [TableSource(_parts(batches), spec)] if batches else []
     if page.whole:
         rows = paging.read_whole([*sources, *memory], tombstones, spec, page)
-        return Scanned(b"", 0, over=True) if rows is None else Scanned(encode(rows), rows.num_rows)
+        return Scanned(b"", 0, over=True) if rows is None else _scanned(rows, spec, None)
     found = paging.page([*sources, *memory], tombstones, spec, page)
-    return Scanned(encode(found.rows), found.rows.num_rows, found.after)
+    return _scanned(found.rows, spec, found.after)
+
+
+def _scanned(rows: pa.Table, spec: ScanSpec, after: RowKey | None) -> Scanned:
+    return Scanned(encode(aggregate(rows, spec.schema) if spec.aggregate else rows), rows.num_rows, after)
 
 
 def format_of(name: str, file_format: FileFormat) -> FileFormat:

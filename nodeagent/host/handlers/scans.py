@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge as merge_sorted
 
+from msgspec.structs import replace
+
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.handlers.read_levels import with_level
@@ -37,7 +39,7 @@ def on_scan(cluster: Cluster, replica: DataReplica, token: int, s: requests.Scan
     except InvalidInput as error:
         return cluster.effects.refuse(token, error.code, error.what, error.next_step)
     if s.operation:
-        return _scan_source(cluster, replica, token, s)
+        return _scan_source(cluster, replica, token, _without_aggregate(s))
     return with_level(
         cluster.effects, replica, token, s.read, lambda: _scan_owned(cluster, replica, token, s)
     )
@@ -57,9 +59,13 @@ def _scan_owned(
     slots = wanted or replica.state.slots.open
     handover, tombstones = elsewhere(cluster, replica, slots)
     version = cluster.meta.placement.version
+    if handover:
+        s = _without_aggregate(s)
 
     def answer(ipc: bytes, rows: int, end: Cursor | None) -> RowsScanned:
-        return RowsScanned(ipc, rows, _place(end), version, handover, tombstones, next=end)
+        return RowsScanned(
+            ipc, rows, _place(end), version, handover, tombstones, next=end, is_aggregate=s.spec.aggregate
+        )
 
     def again(fewer: int) -> None:
         _scan_owned(cluster, replica, token, s, fewer)
@@ -87,6 +93,12 @@ def _scan_source(
         _scan_source(cluster, replica, token, s, fewer)
 
     return _scan(cluster, replica, token, s, wanted, answer, again, partitions_max)
+
+
+def _without_aggregate(s: requests.ScanRows) -> requests.ScanRows:
+    """The reader merges these rows with those of another group: an older value counts only if no newer value
+    of the cell is there."""
+    return replace(s, spec=replace(s.spec, aggregate=False))
 
 
 def _place(end: Cursor | None) -> int:

@@ -144,6 +144,10 @@ class RowsScanned(Message, frozen=True, tag="RowsScanned"):
     """Of a bounded or weak read: the page has everything that was acknowledged this long before the read
     began. -1 if no leader has confirmed the replica's state yet, and for a strong read."""
     next: Cursor | None = None
+    is_aggregate: bool = False
+    """`ipc`, unless it is empty, has the aggregates of the page's `rows` rows, as `ScanSpec.aggregate`
+    requested. False if the rows of another group are to be merged with these (`handover`, `operation`), and
+    from a node of an earlier release."""
 
 
 class ListPartitions(Message, frozen=True, tag="ListPartitions"):
