@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+from msgspec import to_builtins
 
 from nodeagent.data import commands as c
 from nodeagent.data.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
@@ -18,6 +19,7 @@ from nodeagent.model.limits import SESSION_WINDOW
 from nodeagent.model.operation import SealResult
 from nodeagent.model.requests import ErrorReply, SessionOpened, Written
 from nodeagent.model.schema import Column, TableSchema
+from tests.compat.samples import sample
 
 P = PartitionKey("root.a", 1, 0)
 Q = PartitionKey("root.b", 1, 0)
@@ -642,3 +644,28 @@ def test_rows_that_do_not_end_their_entry_are_copied(rows: bytes) -> None:
         assert isinstance(written, c.WriteRows) and written.ipc == rows
         batch = c.batch_of(9, written)
         assert batch.ipc == rows and batch.data == rows
+
+
+def saved_with_every_field(group: Group) -> Checkpoint:
+    """A checkpoint of which no field is empty or has its default."""
+    group.write()
+    saved: Checkpoint = sample(Checkpoint)
+    close: c.CloseFile = sample(c.CloseFile)
+    saved.sessions = group.state.sessions.image()
+    saved.substitutes = [saved.files[0].name]
+    [(at, _, schemas, released)] = saved.pending
+    saved.pending = [(at, c.encode(close), schemas, released)]
+    saved.unfiled = [(at, close.partitions[0][1], 1)]
+    saved.parked = [(at, name, why) for _, name, why in saved.parked]
+    saved.adopting = [(at, c.encode(sample(c.Adopt)), lost) for at, _, lost in saved.adopting]
+    saved.compacting = [(at, c.encode(sample(c.Compact)), s, t) for at, _, s, t in saved.compacting]
+    assert all(getattr(saved, field) for field in Checkpoint.__struct_fields__)
+    return saved
+
+
+def test_a_restored_state_saves_each_field_of_its_checkpoint_unchanged(group: Group) -> None:
+    """A field that `restore` or `checkpoint` forgets would be lost at the next restart."""
+    saved = saved_with_every_field(group)
+    state = DataState.restore(decode_checkpoint(encode_checkpoint(saved)), saved.applied)
+    before, after = (to_builtins(s) for s in (saved, state.checkpoint()))
+    assert {name: value for name, value in after.items() if value != before[name]} == {}
