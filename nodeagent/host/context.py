@@ -31,7 +31,7 @@ class NodeRun:
     """Number of this start of the node, from 1; 0 if starts are not counted."""
 
     levels: Levels = SPOKEN
-    """Feature levels that this node speaks."""
+    """Feature levels that this node supports."""
 
     writer: str = ""
     """The TsFile library that makes the node's files, with its version."""

@@ -1,4 +1,5 @@
-"""Which feature levels the other nodes speak, and whether the cluster's can be raised (`model.features`)."""
+"""Which feature levels the other nodes support, and whether the cluster's can be raised
+(`model.features`)."""
 
 from collections.abc import Callable, Collection
 
@@ -10,7 +11,7 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import NodeRecord
 
 PEERS_SPARE = 64
-"""The levels of at least this many nodes that are not members (any more or yet) are kept."""
+"""The levels of at least this many nodes that are no longer, or not yet, members are kept."""
 
 
 class PeerLevels:
@@ -29,8 +30,8 @@ class PeerLevels:
         self._heard[incarnation] = levels
 
     def common(self, nodes: Collection[NodeRecord]) -> int:
-        """The highest level that all of these nodes speak, for a cluster that they form; a node that was not
-        heard counts as speaking the first."""
+        """The highest level that all of these nodes support, for a cluster that they form; a node whose
+        levels are unknown counts as supporting only the first."""
         spoken = [self._levels_of(n) or Levels(FIRST, FIRST) for n in nodes]
         return max(self.own.oldest, min((levels.newest for levels in spoken), default=FIRST))
 
@@ -43,7 +44,7 @@ class PeerLevels:
         """Check on the leader of the meta group, which hears from every node, that `level` may be raised to.
 
         Raises:
-            Refused: a node does not speak `level`, or it is not known whether it does; nothing was changed.
+            Refused: a node does not support `level`, or it is not known whether it does; nothing was changed.
         """
         if level <= image.level:
             return
@@ -59,12 +60,12 @@ class PeerLevels:
             levels = self._levels_of(record)
             if levels is None or (record.node != self._node and is_silent(record.node)):
                 raise Refused(
-                    f"{record.node} is silent: whether it speaks feature level {level} is not known",
+                    f"{record.node} is silent: whether it supports feature level {level} is not known",
                     next_step="start it and repeat this: iotctl cluster status",
                 )
             if level not in levels:
                 raise Refused(
-                    f"{record.node} speaks feature level {levels}, not {level}",
+                    f"{record.node} supports feature level {levels}, not {level}",
                     next_step="iotctl cluster upgrade",
                 )
 

@@ -40,11 +40,11 @@ def test_the_level_can_be_raised_if_every_node_speaks_it() -> None:
 @pytest.mark.parametrize(
     ("found", "silent", "why"),
     [
-        (levels(b=NEW, c=OLD), "", "c speaks feature level 1, not 2"),
-        (levels(OLD, b=NEW, c=NEW), "", "a speaks feature level 1, not 2"),
-        (levels(b=NEW), "", "c is silent: whether it speaks feature level 2 is not known"),
+        (levels(b=NEW, c=OLD), "", "c supports feature level 1, not 2"),
+        (levels(OLD, b=NEW, c=NEW), "", "a supports feature level 1, not 2"),
+        (levels(b=NEW), "", "c is silent: whether it supports feature level 2 is not known"),
         (levels(b=NEW, c=NEW), "c", "c is silent"),
-        (levels(b=Levels(3, 4), c=NEW), "", "b speaks feature level 3 to 4, not 2"),
+        (levels(b=Levels(3, 4), c=NEW), "", "b supports feature level 3 to 4, not 2"),
     ],
 )
 def test_a_node_that_does_not_speak_the_level_or_is_silent_blocks_it(
@@ -58,7 +58,7 @@ def test_the_last_hello_of_a_node_counts() -> None:
     """The node was upgraded, then downgraded to the previous release."""
     found = levels(b=NEW, c=NEW)
     found.meet("inc-c", OLD)
-    with pytest.raises(Refused, match="c speaks"):
+    with pytest.raises(Refused, match="c supports"):
         check(found, image())
 
 
