@@ -22,13 +22,13 @@ from nodeagent.partition.ring import Ring, initial_ring
 
 ASK_AGAIN_MS = 300
 ASK_SELDOM_MS = 2_000
-"""While a meta replica waits for its cluster."""
+"""The interval once a meta replica exists and waits for its cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """The last answer of a seed. `why`: the reason why this node cannot take part, "" if it may. `reply` is
-    None if the seed refuses to speak with this node."""
+    None if the seed refuses to talk to this node."""
 
     reply: StatusChecked | None
     why: str = ""

@@ -9,13 +9,13 @@ from nodeagent.meta import commands as meta
 from nodeagent.partition.table import initial_table
 
 AGAIN_MS = 200
-"""Until a leader that lacks the incarnation of a seed checks once more."""
+"""The wait before a leader that lacks a seed's incarnation checks again."""
 
 
 class Bootstrap:
     """
     Args:
-        again: calls `propose` once more if the entry is still due.
+        again: calls `propose` again if the entry is still due.
     """
 
     def __init__(

@@ -13,12 +13,12 @@ from nodeagent.model.jobs import SaveCheckpoint as SaveJob
 CHECKPOINT_MIN_MS = 500
 CHECKPOINT_ROWS_MS = 5_000
 """Between two checkpoints if only rows were applied: a restart reads those from the log anyway, and every
-checkpoint costs the writers two syncs of the disk they wait for."""
+checkpoint makes the writers wait for two syncs of the disk."""
 
 CHECKPOINT_RETRY_MS = 1_500
 CHECKPOINT_BYTES_PER_MS = 2_000
-"""On average. A whole checkpoint names every file: written twice a second, a hundred thousand of them would
-be 35 MB/s of disk writes in each group."""
+"""The average. A whole checkpoint names every file: for a hundred thousand files, two checkpoints a second
+would be about 40 MB/s of disk writes in each group."""
 
 FILE_BYTES = 210
 """Approximate size of a file's record in a checkpoint."""
@@ -30,7 +30,7 @@ class Checkpoints:
         self._machine = machine
         self._log_start = log_start
         self._number = 0
-        """Number of the last checkpoint that was begun; they are counted, so that an older one is noticed."""
+        """Number of the last checkpoint that was begun; the numbers reveal an older checkpoint."""
 
         self._saving = False
         self._save_from = context.effects.now + CHECKPOINT_MIN_MS

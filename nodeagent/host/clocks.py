@@ -1,9 +1,9 @@
 """The clocks of a group's members, so that nothing is ever deleted because one clock is wrong.
 
-Every heartbeat reply carries the wall clock of its sender. Messages only get older in transit, so that time,
-plus the monotonic time since it arrived, is one that the sender's clock has passed: late and duplicate
-messages make a clock look slow, never fast. Slow is the safe side, because all decisions here are whether a
-point in time has passed.
+Every heartbeat reply carries the wall clock of its sender. Messages only get older in transit, so the
+sender's clock has passed that time plus the monotonic time since the reply arrived: late and duplicate
+messages make a clock look slow, never fast. Slow is the safe side, because everything decided here is whether
+a point in time has passed.
 """
 
 from collections.abc import Collection
@@ -34,7 +34,7 @@ class Clocks:
         self._said[peer] = (wall, self._effects.now)
 
     def _of(self, node: NodeId) -> int:
-        """A time that the node's clock has passed; `_NEVER` if it was not heard lately."""
+        """A time that the node's clock has passed; `_NEVER` if it sent nothing recently."""
         if node == self._node:
             return self._effects.wall
         wall, at = self._said.get(node, (0, _NEVER))
@@ -42,15 +42,15 @@ class Clocks:
         return wall + age if age <= self._heard_ms else _NEVER
 
     def _known(self, voters: Collection[NodeId]) -> dict[NodeId, int]:
-        """The clocks of the voters heard lately; empty if they are no majority."""
+        """The clocks of the voters that sent something recently; empty if these are no majority."""
         said = {n: wall for n in voters if (wall := self._of(n)) != _NEVER}
         return said if 2 * len(said) > len(voters) else {}
 
     def passed(self, voters: Collection[NodeId]) -> int | None:
-        """The latest time that the clocks of all voters heard lately have passed.
+        """The latest time that the clocks of all recently heard voters have passed.
 
-        None if no majority was heard lately, or if two clocks are more than `CLOCK_SKEW_MAX_MS` apart:
-        deletions by age then wait.
+        None if these are no majority, or if two clocks are more than `CLOCK_SKEW_MAX_MS` apart: deletions by
+        age then wait.
         """
         walls = self._known(voters).values()
         if not walls or max(walls) - min(walls) > CLOCK_SKEW_MAX_MS:
@@ -59,7 +59,7 @@ class Clocks:
 
     def record(self, voters: Collection[NodeId]) -> int:
         """The time to write into a record: a time that a majority of the voters' clocks has passed, or this
-        node's clock if no majority was heard lately."""
+        node's clock if no majority sent anything recently."""
         if not self._known(voters):
             return self._effects.wall
         return majority_value([self._of(n) for n in voters])

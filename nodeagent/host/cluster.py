@@ -17,7 +17,7 @@ class Cluster:
         self._empty = MetaState(levels=context.levels.own)
         self.meta_replica: MetaReplica | None = None
         self.known_to = 0
-        """End of the meta log at the start: up to there entries may have created or removed groups."""
+        """End of the meta log at the start: entries up to there may have created or removed groups."""
 
     @property
     def meta(self) -> MetaState:
@@ -47,7 +47,7 @@ class Cluster:
 
     @property
     def retired(self) -> Collection[str]:
-        """Incarnations that are no longer heard. Read for every request, so nothing is copied."""
+        """Incarnations whose messages are refused. They are read for every request, so nothing is copied."""
         return self.meta.image.retired
 
     @property

@@ -43,7 +43,7 @@ COMPARE_QUIET_MS = 30_000
 """A group is not compacted for this long after the last step of a comparison of its files."""
 
 UP_TIMEOUTS = 5
-"""A member that was not heard for this many election timeouts is not waited for."""
+"""A check does not wait for a member that sent nothing for this many election timeouts."""
 
 Runs = dict[Key, Sequence[FileMeta]]
 
@@ -143,7 +143,7 @@ class Compactor:
             self._check(replica, runs)
 
     def _choose(self, replica: DataReplica, current: CompactionPass, room: int) -> Runs:
-        """Runs to compact now, among the changed tables and partitions; those without any are forgotten."""
+        """The runs to compact now. Changed tables and partitions that need no compaction are forgotten."""
         state, group, now = replica.state, replica.group, self._effects.now
         files_min = self._files_min()
         current.left = min(current.left, len(state.files.changed))
@@ -169,7 +169,7 @@ class Compactor:
     def _run_of(
         self, replica: DataReplica, key: Key, moving: set[int], files_min: int
     ) -> tuple[Sequence[FileMeta], bool]:
-        """The run to compact there now, if any, and whether there is none before something changes."""
+        """(the run to compact there now, if any; whether there will be none until something changes)"""
         state, group = replica.state, replica.group
         full_min = self._config.compact_files_min
         files = state.files.manifest.of_partition(*key)
@@ -332,7 +332,7 @@ class Compactor:
     def _expire(self, replica: DataReplica) -> None:
         """Log a cut-off if rows that are past their table's TTL by the voters' clocks would still be read.
 
-        While the clocks disagree, or too few are heard, no row expires. Takes some partitions at a time.
+        While the clocks disagree, or too few are known, no row expires. Each call checks some partitions.
         """
         unchecked, asked = self._unchecked.get(replica.group, (None, 0))
         passed = self._clocks.passed(replica.raft.log.config.voters) if unchecked else None

@@ -37,7 +37,7 @@ class Helpers:
     new_id: Callable[[], str]
     is_source: IsSource
     copy: Callable[["DataReplica", Sequence[CloseSpec], Copied], None]
-    """Brings a file that another member has made."""
+    """Fetches a file that another member has made."""
 
     writer: FileWriter
 
@@ -87,7 +87,7 @@ class DataReplica(Replica):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the state is what the log says, and neither recovers, is replaced nor ends now."""
+        """Whether the state is what the log says: it has recovered, not ended, and is not being replaced."""
         condition = self.condition
         has_ended = condition.removed or bool(condition.stopped)
         is_replaced = condition.installing is not None or condition.rebasing

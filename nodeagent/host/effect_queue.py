@@ -53,9 +53,8 @@ class Effects:
 class EffectQueue:
     """Numbers jobs and calls, remembers what to run with their results, and runs timers.
 
-    Before it passes on an event, the host sets `now` (monotonic time), `wall` (wall clock, for records), both
-    in milliseconds, and `space` (the free space of the disk). Checkpoints are signed with
-    `owner`.
+    Before it passes on an event, the host sets `now` (monotonic time) and `wall` (wall clock, for records),
+    both in milliseconds. `space` is the free space of the disk; checkpoints are signed with `owner`.
     """
 
     def __init__(self, now: int, wall: int, owner: Owner = NOBODY) -> None:

@@ -1,4 +1,4 @@
-"""Files that fail to be made here: when each is retried, when other members are asked for it, when it is
+"""Files that this node fails to make: when each is retried, when other members are asked for it, when it is
 parked.
 
 Closes and merges are treated alike. The rows of a failed close stay in memory, are read from there, and pin
@@ -21,11 +21,11 @@ COPY_TRIES = 3
 damaged, one failure is enough, because no further try can succeed."""
 
 UNMET_TRIES = 30
-"""Requests for a copy that no member had, if damage keeps the file from being made, before the operator is
-informed: about five minutes."""
+"""If damage keeps a file from being made: requests for a copy that no member has, before the operator is
+informed. That is about five minutes."""
 
 PARK_TRIES = 6
-"""Failures of a unit or merge before it is parked: about half a minute, or a minute."""
+"""Failures before a file is parked: about half a minute for a close, a minute for a merge."""
 
 FOREIGN_TRIES = 12
 """The same if only another TsFile library can make the file: each try asks the other members, for about 50
@@ -35,8 +35,8 @@ PARK_WHY_MAX = 500
 """Characters of the error that are logged with it."""
 
 SUBSTITUTE_TRIES = 3
-"""Requests for a file of another TsFile library that no member had any more, before this node's library makes
-it."""
+"""Requests for a file of another TsFile library that some member no longer has, before this node's library
+makes it."""
 
 PASSED = "passed"
 """Detail of a refusal to export a file: whether the file existed and no longer does."""
@@ -82,7 +82,7 @@ FOREIGN_PACE = Pace(200, 10_000, 2, FOREIGN_TRIES)
 
 @dataclass(slots=True)
 class Answers:
-    """What the other members answered that were asked for a file and did not have it."""
+    """The answers of the other members that were asked for a file and did not have it."""
 
     is_nowhere: bool = False
     """There are other members, and each answered that it does not have the file."""
@@ -92,12 +92,12 @@ class Answers:
 
 
 Copied = Callable[[FileMeta | None, Answers], None]
-"""Gets the file that came from another member and is in place, None if none came."""
+"""Receives the file that came from another member and is in place; None if none came."""
 
 
 @dataclass(slots=True)
 class Failing:
-    """One file that fails to be made here."""
+    """One file that this node fails to make."""
 
     kind: Kind
     spec: CloseSpec
@@ -105,14 +105,14 @@ class Failing:
     """Index of the entry that asks for the file."""
 
     tries: int = 0
-    """Failures, except those for lack of space, and those for damage, which a repair ends."""
+    """Failures, except those due to a lack of space, or to damage, which a repair ends."""
 
     why: str = ""
     is_damaged: bool = False
     """Whether the last try failed because an input is damaged."""
 
     is_foreign: bool = False
-    """Whether another TsFile library makes it on the other members: only their file helps, no further try."""
+    """Whether another TsFile library makes it on the other members: only their file helps then, no retry."""
 
     unmet: int = 0
     """How often in a row no other member had the file."""
@@ -138,12 +138,12 @@ class Failing:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether another member is expected to make the file soon, so that this is no trouble yet."""
+        """Whether another member is expected to make the file soon, so that nothing is reported yet."""
         return self.is_foreign and self.tries < FOREIGN_TRIES
 
     def wants_substitute(self, *, is_input: bool) -> bool:
-        """Whether to make with this node's TsFile library a file that another library should make. Its bytes
-        are never compared: a logged compaction merges it (`is_input`), or the others no longer have it."""
+        """Whether this node's TsFile library makes a file that another library should make. Its bytes are
+        never compared: a logged compaction merges it (`is_input`), or the others no longer have it."""
         if not self.is_foreign:
             return False
         return self.passed >= SUBSTITUTE_TRIES or (is_input and self.tries >= FOREIGN_TRIES)
@@ -175,8 +175,8 @@ class Failing:
     def parked(self) -> Park | None:
         """The entry with which the leader parks the file; None if it is too early.
 
-        Passing reasons (a killed worker, lack of memory) and a copy from another member come first. Parking
-        too early only costs bytes, and a repeated entry changes nothing.
+        A temporary cause (a killed worker, lack of memory) gets time to pass, and a copy from another member
+        is tried first. Parking too early only costs bytes, and a repeated entry changes nothing.
         """
         spec = self.spec
         if self.tries < self.pace.park_tries or spec.parked:

@@ -10,7 +10,7 @@ class Failpoints:
     def __init__(self) -> None:
         self.points: frozenset[str] = frozenset()
         self.may_set = False
-        """Whether this agent was started for tests; only then failpoints may be set."""
+        """Whether this agent was started for tests; failpoints may be set only then."""
 
     def set(self, points: Collection[str]) -> ErrorReply | None:
         """From now on stop at exactly these failpoints."""

@@ -7,8 +7,8 @@ from nodeagent.model.jobs import CheckpointSaved, FileChanges, JobResult
 
 DELTA_FILES_MIN = 64
 DELTA_ROOTS = 8
-"""All files are written if more than `DELTA_FILES_MIN`, plus `DELTA_ROOTS` times the square root of their
-number, changed since all were written last: 2 600 of a hundred thousand."""
+"""All files are written if, since all were last written, more have changed than `DELTA_FILES_MIN` plus
+`DELTA_ROOTS` times the square root of their number: 2 600 of a hundred thousand."""
 
 
 class FileDeltas:

@@ -1,4 +1,4 @@
-"""The files of a data group that fail to be made on this node, and what the status reports about them."""
+"""The files of a data group that this node fails to make, and what the status reports about them."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ class FileFailures:
         """By the name of the file."""
 
         self.helped = ""
-        """Why a file could not be made here last and came from another member, until a worker here makes a
+        """Why this node last used another member's file instead of making it; "" once a worker here makes a
         file."""
 
     @property

@@ -91,8 +91,8 @@ def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> 
 
 
 def _is_overtaken(saved: Saved, found: Found) -> bool:
-    """Whether own checkpoints followed this state of a peer, which has no number. A state that was installed
-    last ends after the log's beginning."""
+    """Whether this node saved checkpoints after it installed this state of a peer, which has no number. If
+    it saved none, the state ends after the beginning of the log."""
     return saved.sent and found.base.checkpoint > 0 and saved.base.index <= found.base.index
 
 
@@ -124,7 +124,7 @@ def lost_meta(groups: Mapping[GroupId, tuple[Found, bytes | None]], holding: Col
 
 
 def foreign(group: GroupId, error: Exception) -> str:
-    """Why a group does not run whose checkpoint is intact but cannot be decoded."""
+    """Why a group whose checkpoint is intact but cannot be decoded does not run."""
     if isinstance(error, NodeAgentError):
         return f"{error.what}: {error.next_step}"
     return (

@@ -13,7 +13,7 @@ from nodeagent.host.effect_queue import EffectQueue
 Read = Callable[[Callable[[], None], Callable[[str], None]], None]
 
 ASK_AGAIN_MS = 500
-"""After a question that failed; a bounded read asks at once."""
+"""The wait after a failed question; a bounded read asks at once."""
 
 
 class Freshness:
@@ -39,7 +39,7 @@ class Freshness:
 
     @property
     def age_ms(self) -> int:
-        """Everything acknowledged before that age is here; -1 if no leader has confirmed that yet."""
+        """Everything acknowledged longer ago than this is here; -1 if no leader has confirmed that yet."""
         if self._confirmed is None or self._seen() < self._confirmed[1]:
             return -1
         return self._effects.now - self._confirmed[0]

@@ -17,14 +17,14 @@ class Condition:
     """What keeps a replica from its usual work."""
 
     error: str = ""
-    """The last job of the group that failed, "" after one that did not."""
+    """Why the last job of the group failed, "" if it did not."""
 
     removed: bool = False
     stopped: str = ""
     """Why no entry is applied any more (`Replica.stop`), "" as long as entries are applied."""
 
     is_unlogged: bool = False
-    """The replica is new and the log does not durably say so: nothing is saved or installed, because a
+    """The replica is new and not yet durable in the log: nothing is saved or installed, because a
     checkpoint that the log does not know looks like a lost log."""
 
     installing: str | None = None

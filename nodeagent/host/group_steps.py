@@ -107,7 +107,7 @@ class GroupSteps:
 
     def is_due(self) -> bool:
         """Whether an entry that `drive` logged was applied since the last call, or sessions came, so that the
-        next step can be taken. Slots are closed between these steps, so they do not wait for the clock."""
+        next step can be taken. It does not wait for a timer, because slots are closed between these steps."""
         came = self._parts.have_come()
         if not self._awaited:
             return came
@@ -184,8 +184,8 @@ class GroupSteps:
 
 def schemas_due(known: MetaState, state: DataState, adopt: list[bytes]) -> list[bytes]:
     """`UseSchema` for every table with files to adopt whose schema in the group is older than the one known
-    here. So no file of the group has a column that the schema in use lacks, which files made of it would lack
-    too."""
+    here. Otherwise a file could have a column that the schema in use lacks, and a file made from it would
+    lose that column."""
     tables = {
         (item.meta.partition.storage_group, item.meta.table)
         for entry in adopt

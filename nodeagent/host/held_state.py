@@ -12,5 +12,5 @@ class HeldState:
         self._condition = condition
 
     def is_obsolete(self, asking: DataState) -> bool:
-        """Whether the state that asked for work needs it no more; a state that replaced it asks anyway."""
+        """Whether the state that asked for work no longer needs it; a state that replaced it asks again."""
         return self._condition.removed or bool(self._condition.stopped) or asking is not self.state

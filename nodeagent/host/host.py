@@ -239,14 +239,14 @@ class Host:
 
     @property
     def requests_failed(self) -> int:
-        """Requests that ended with an exception: each is a bug."""
+        """Requests, pulls and repairs that ended with an exception: each is a bug."""
         return self.effects.failures
 
     # --- effects -----------------------------------------------------------------------------------
 
     def take(self) -> Effects:
         """Everything to do now, except entries to apply beyond the turn's budget, which the next call takes.
-        One persist batch and one frame per peer, however much happened."""
+        There is one persist batch, and one frame per peer, however much happened."""
         budget = Budget()
         self._turn += 1
         replicas = self.replicas.in_turn(self._turn)

@@ -15,7 +15,7 @@ from nodeagent.model.raft_messages import SnapshotOffer
 from nodeagent.model.requests import CheckFiles
 
 INSTALL_KEEP_MS = 10_000
-"""How long the files of a pull that failed stay: the next pull of the same snapshot continues with them."""
+"""How long the files of a failed pull are kept: the next pull of the same snapshot continues with them."""
 
 
 class Installs:
@@ -76,8 +76,8 @@ class Installs:
     def _install(self, snapshot: str, result: Installed) -> None:
         """Checkpoint and files are durable: now the log may begin where they end.
 
-        Until that is durable too no append is taken and nothing is applied, so that the log on disk and
-        the log in memory agree on what follows the base.
+        Until its new beginning is durable too, no append is accepted and nothing is applied, so that the log
+        on disk and the log in memory agree on what follows the base.
         """
         context, condition = self._context, self._condition
         raft = context.raft

@@ -1,11 +1,11 @@
 """Which node should lead each group.
 
-By preference a group is led by its group owner. A draining or stopping node transfers the leadership of
+If possible, a group is led by its group owner. A draining or stopping node transfers the leadership of
 every group that another node can lead. A node that is short of disk space transfers it to nodes that have
 space, and a node that cannot send a member the snapshot that it needs, to a node that can.
 
 Nothing here is needed for safety; every leadership transfer is Raft's own (thesis 3.10), to a voter that is
-caught up and was just heard, so that it costs no election timeout.
+caught up and was just heard from, so that it costs no election timeout.
 """
 
 from nodeagent.host.context import Context
@@ -155,7 +155,7 @@ class Leadership:
         """Transfer the leadership of each group to its owner, so that leaders spread over the ring.
 
         A group that was not led here at the last call is skipped: this node may just have taken it over from
-        an owner that is stopping but was heard a moment ago.
+        an owner that is stopping but was heard from a moment ago.
         """
         led = {g for g, r in self._replicas.data.items() if r.leads}
         for group in sorted(led & self._led_before):
@@ -180,7 +180,7 @@ class Leadership:
         self._asked_at[replica.group, target] = self._effects.now
 
     def may_take_over(self, replica: Replica, node: NodeId) -> bool:
-        """Whether `node` is caught up, was just heard, and has not just failed to take over the group."""
+        """Whether `node` is caught up, was just heard from, and did not just fail to take over the group."""
         if node == self._node:
             return replica.leads
         heard = self._effects.now - self._peers.heard.get(node, -PREFER_OWNER_MS)

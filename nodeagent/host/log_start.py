@@ -14,7 +14,7 @@ from nodeagent.model.limits import LOG_KEEP_MS_MAX
 from nodeagent.model.requests import LogPin
 
 KEEP_LOG_MS = 1_000
-"""Between two looks at what pins the log."""
+"""Between two checks of what pins the log."""
 
 SNAPSHOT_KEEPS = 8
 """A snapshot that is made or sent pins up to this many times the log that is kept for a follower."""
@@ -36,7 +36,7 @@ class LogStart:
         """Entries that left the log."""
 
         self._headway: dict[NodeId, tuple[int, int]] = {}
-        """Leader: how far a follower was that lags, and since when."""
+        """Leader: how far a lagging follower has come, and since when."""
 
     def free(self) -> None:
         """Free a part of the purged entries."""
@@ -56,7 +56,7 @@ class LogStart:
         self._saved_to = self.number_needed = 0
 
     def keep(self, *, may_purge: bool) -> None:
-        """Called now and then: purge what an ended pin has kept, also if no more checkpoints are written."""
+        """Called now and then: purge what an ended pin has kept, even if no more checkpoints are written."""
         effects = self._context.effects
         if self._saved_to <= self._context.raft.log.base.index or effects.now < self._purge_at:
             return
@@ -96,7 +96,7 @@ class LogStart:
 
     @property
     def pin(self) -> LogPin | None:
-        """Why the log is not shorter; None if it waits for a checkpoint only."""
+        """Why the log is not shorter; None if it only waits for a checkpoint."""
         needed = self._machine.log_needed_after()
         pin, index = min(self.pins(), key=lambda pin: pin[1], default=(None, needed))
         if index < needed:

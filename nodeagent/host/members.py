@@ -111,7 +111,7 @@ class Members:
         return found
 
     def _is_ageing(self, node: NodeId) -> bool:
-        """Whether the node is accepted only because members vouched for it, and that is some time ago."""
+        """Whether the node is accepted only because members vouched for it, and that was some time ago."""
         at = self._vouched_at.get(node)
         return at is not None and self._effects.now - at > VOUCHED_MS // 2 and node not in self._image().nodes
 

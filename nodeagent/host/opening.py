@@ -115,7 +115,7 @@ def _reopen_data(host: Host, group: GroupId, found: Found, payload: bytes | None
     known = min(state.rows.recovered_to, log.last_index)
     if (
         known > log.base.index and not saved.sent
-    ):  # committed for sure: rows return without waiting for a leader
+    ):  # certainly committed: these rows need not wait for a leader
         entries = log.slice(log.first_index, known, 1 << 62)
         try:
             state.apply(log.first_index, entries, host.effects.now)
@@ -130,7 +130,7 @@ def _reopen_data(host: Host, group: GroupId, found: Found, payload: bytes | None
 def _open_log(outbox: Outbox, group: GroupId, found: Found, saved: Saved | None) -> RaftLog:
     base = found.base
     if saved is not None and saved.base.index == base.index:
-        base = saved.base  # also if no record of the group reached the log yet
+        base = saved.base  # even if no record of the group has reached the log yet
     log = RaftLog(base, found.entries)
     if saved is not None and saved.base.index > base.index:
         kept = log.reset(saved.base)

@@ -15,7 +15,7 @@ from nodeagent.scaling import failpoints
 
 
 class Operations:
-    """Each call of `drive` takes one step of each part; all memory is in the operation's record."""
+    """Each call of `drive` takes one step of each part; all progress is in the operation's record."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Operations:
         self._meta_steps = MetaSteps(context, cluster, leadership, self.reports, self.failpoints)
 
     def is_due(self) -> bool:
-        """Whether what the next step of a group waited for has happened since the last call."""
+        """Whether something that the next step of a group waits for has happened since the last call."""
         return self._group_steps.is_due()
 
     def drive(self) -> None:

@@ -33,7 +33,7 @@ class Outbox:
         self._sends: dict[NodeId, list[Routed]] = {}
 
     def persist(self, group: GroupId, ops: list[LogOp], then: Callable[[], None] | None = None) -> None:
-        """Add to this turn's batch; `then` runs when it is durable, before its messages leave."""
+        """Add to this turn's batch; `then` runs when it is durable, before its messages are sent."""
         self._batch.ops += ops
         if then is not None:
             self._batch.then.append(then)
@@ -77,7 +77,7 @@ class Outbox:
         return list(sends.items())
 
     def forget(self, group: GroupId) -> None:
-        """The replica is removed: its messages that wait are dropped."""
+        """The replica is removed: its waiting messages are dropped."""
         for batch in (*self._waiting, self._batch):
             batch.sends = [(to, r) for to, r in batch.sends if r.group != group]
 

@@ -30,7 +30,7 @@ class OwnMembership:
     def fenced_reason(self) -> str:
         """Why this node is fenced and serves nobody for now; "" if it is not.
 
-        The node may read in its own log that it was retired before a peer says so.
+        The node may learn of its retirement from its own log before a peer refuses it.
         """
         if self._incarnation in self._cluster.retired:
             return retired_sentence(self._incarnation, self._node)

@@ -1,5 +1,5 @@
-"""The other nodes, as this node knows them: their addresses, when they were heard, whether they are
-members."""
+"""The other nodes, as this node knows them: their addresses, when they last sent something, whether they
+are members."""
 
 from nodeagent.host.admission import status_question
 from nodeagent.host.context import Context
@@ -29,7 +29,7 @@ class Peers:
 
         self.starts = Starts({})
         self.skewed: dict[NodeId, int] = {}
-        """Voters of the groups led here whose clocks are wrong, by how many ms they are ahead."""
+        """Voters of the groups led here whose clocks are wrong, and by how many ms each is ahead."""
 
         self._members = Members(
             self._effects,

@@ -28,7 +28,7 @@ class PendingReads:
             failed(f"the replica of {context.group} is {context.condition.stopped}")
             return
         if len(self._unconfirmed) + len(self._confirmed) >= limits.READS_PENDING_MAX:
-            failed("too many reads wait")
+            failed("too many reads are waiting")
             return
         self._number += 1
         self._unconfirmed[self._number] = (then, failed)

@@ -12,7 +12,7 @@ from nodeagent.raft.core import Raft
 
 
 class Proposals:
-    """Every token is answered once: when its entry is applied, or when that cannot be waited for."""
+    """Every token is answered once: when its entry is applied, or when that can no longer be awaited."""
 
     def __init__(self, group: GroupId, raft: Raft, effects: EffectQueue) -> None:
         self._group = group

@@ -11,7 +11,7 @@ from nodeagent.model.jobs import DeleteFiles
 
 
 class Removals:
-    """A file goes when a checkpoint without it is durable and no job reads it.
+    """A file is unlinked when a checkpoint without it is durable and no job reads it.
 
     Args:
         start: starts the job that unlinks files, and retries it.
@@ -43,7 +43,7 @@ class Removals:
         return bool(self._leaving)
 
     def add(self, files: list[FileMeta]) -> None:
-        """Unlink these files, which the manifest names no more, as soon as that is safe."""
+        """Unlink these files, which the manifest no longer names, as soon as that is safe."""
         if not files:
             return
         state, names = self._held.state, {f.name for f in files}
@@ -69,8 +69,7 @@ class Removals:
     def drop_unnamed(self, copied: FileMeta) -> None:
         """Unlink a copy that was put in place too late: its slot was released in the meantime, for example.
 
-        A leaving file goes when a checkpoint without it is durable, and what a stopped state names proves
-        nothing.
+        A leaving file is unlinked anyway, and a stopped state does not show which files are still named.
         """
         state = self._held.state
         if self._held.is_obsolete(state) or copied.name in self._leaving:

@@ -16,7 +16,7 @@ class RepairAreas:
         self._effects = effects
         self._taken: set[GroupId] = set()
         self._waiting: dict[GroupId, deque[Callable[[], None]]] = {}
-        """Callers that wait for the area of a group, at most one for each file that fails to be made."""
+        """Callers that wait for a group's area, at most one for each file that this node fails to make."""
 
     def is_taken(self, group: GroupId) -> bool:
         return group in self._taken
@@ -31,7 +31,7 @@ class RepairAreas:
         self._next(group)
 
     def leave(self, group: GroupId, *, is_clear: bool) -> None:
-        """Give the area back; the next caller gets it when it is empty (`is_clear`: it is now)."""
+        """Release the area; the next caller gets it when it is empty (`is_clear`: it is now)."""
 
         def left() -> None:
             self._taken.discard(group)

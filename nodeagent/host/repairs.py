@@ -3,8 +3,8 @@
 `iotctl verify --repair` requests a repair after it has compared the replicas and knows what their majority
 holds. This module fetches and verifies the copy and replaces the damaged file, and also the manifest row if
 it was wrong. The output of a compaction that has a damaged input here is copied as well, because the other
-members no longer have its inputs. Nothing is logged: the repair only restores the state that the
-log already defines.
+members no longer have its inputs. Nothing is logged: the repair only restores the state that the log already
+defines.
 """
 
 from collections.abc import Callable

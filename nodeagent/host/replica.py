@@ -129,7 +129,7 @@ class Replica:
         self.raft.step(sender, message, self.effects.now)
 
     def _is_ignored_when_stopped(self, message: RaftMessage) -> bool:
-        """Whether a stopped replica ignores the message: its log is never purged, so it is bounded, and a
+        """Whether a stopped replica ignores the message: its log is never purged and must stay bounded, and a
         state made by another release must not replace its own."""
         if isinstance(message, AppendRequest):
             return self.context.log_bytes() >= limits.STOPPED_LOG_BYTES_MAX

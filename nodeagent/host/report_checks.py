@@ -55,7 +55,7 @@ def _node(nodes: Collection[NodeId], node: NodeId) -> str:
 
 
 def _index(index: int) -> str:
-    return "" if 0 <= index <= COUNT_MAX else f"no log has an index {index}"
+    return "" if 0 <= index <= COUNT_MAX else f"no log has index {index}"
 
 
 def _sealed(result: SealResult) -> str:

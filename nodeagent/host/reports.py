@@ -16,7 +16,7 @@ REFUSED_AGAIN_MS = 100
 """After a leader refused a report."""
 
 REPORTED_MAX = 4096
-"""Reports that are remembered; beyond that all are sent once more."""
+"""Reports that are remembered; if there are more, all are resent."""
 
 
 class Reports:
@@ -30,7 +30,7 @@ class Reports:
         """report -> (when it was last sent, to which leader, of which term)"""
 
     def report(self, command: meta.Command) -> None:
-        """Send a progress report to the meta leader; call until the operation's record shows it.
+        """Send a progress report to the meta leader; call again until the operation's record shows it.
 
         A new leader gets it at once, because its predecessor may have lost it and slots are closed until it
         is recorded; the same leader gets it every `REPORT_AGAIN_MS`.
@@ -62,6 +62,6 @@ class Reports:
 
 
 def _key(command: meta.Command) -> str:
-    """Equal for repetitions of a report, which differ in the time only."""
+    """Equal for repetitions of a report, which differ only in the time."""
     copy = msgspec.structs.replace(command, now=0)
     return f"{type(copy).__name__}:{msgspec.msgpack.encode(copy).hex()[:512]}"

@@ -16,4 +16,4 @@ class Saved(msgspec.Struct, frozen=True):
 
     group: GroupId = ""
     owner: Owner = Owner()
-    """If the checkpoint is sent: the node that it is made for."""
+    """The node that saved the checkpoint; if it is sent, the node that it is made for."""

@@ -9,7 +9,7 @@ from nodeagent.model import limits
 class SessionExpiry:
     """
     Args:
-        ttl_ms: a session that is not used for longer ends.
+        ttl_ms: a session that is unused for longer ends.
     """
 
     def __init__(self, context: GroupContext, held: HeldState, ttl_ms: int) -> None:
@@ -23,7 +23,7 @@ class SessionExpiry:
         self._used[session] = self._context.effects.now
 
     def expire(self) -> None:
-        """Leader: end the sessions that are unused for too long, by log entries."""
+        """Leader: end the sessions that have been unused for too long, by log entries."""
         if not self._context.leads:
             self._used.clear()
             return

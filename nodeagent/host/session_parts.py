@@ -20,7 +20,7 @@ from nodeagent.model.requests import ErrorReply, GetSealedSessions, Reply, Seale
 from nodeagent.scaling.groups import Part, PrefetchParts, TakeParts
 
 RETRY_MS = 200
-"""Until the next member is asked. The slots are closed until then."""
+"""The wait before the next member is asked; the slots are closed meanwhile."""
 
 SEAL_WAIT_MS = 1_000
 SEAL_WAITS_MAX = 1_024

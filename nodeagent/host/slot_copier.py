@@ -1,6 +1,6 @@
 """Copies moved slots to this node: find a source, stage its files, record the copy.
 
-Units come from the operation's record alone, so after a restart, or with a second leader or a dead operator,
+Units come from the operation's record alone, so after a restart, under another leader or without an operator,
 the missing units are simply started again; files that are already staged are not fetched twice. While the
 operation has a lease, units start only on the order of the lease owner; once the lease has expired by this
 node's own clock, the agents continue without it.
@@ -36,7 +36,7 @@ Key = tuple[str, GroupId, Ranges]
 
 @dataclass(slots=True)
 class _Order:
-    """The lease owner waits for some slots; `waiting` are the units not copied yet."""
+    """Slots that the lease owner waits for; `waiting` are the units not copied yet."""
 
     token: int
     slots: Ranges

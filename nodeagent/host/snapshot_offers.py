@@ -13,7 +13,7 @@ from nodeagent.model.jobs import DropSnapshot, Failed, JobResult, MakeSnapshot
 from nodeagent.raft.progress import ProgressState
 
 NOT_READY_MS = 200
-"""Before a snapshot that cannot be made yet is reported as failed, so that Raft asks for it once more."""
+"""The wait before a snapshot that cannot be made yet is reported as failed, so that Raft asks again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Pure.
 Every start of an agent has a number, counted in its directory, and a random nonce. A peer that sends a lower
 number than before, or another nonce for a known start, runs on an older copy of its directory (a restored
 backup or machine snapshot): it has forgotten votes and entries that it had promised. The original directory
-may still be in use, and is heard as before.
+may still be in use; its messages are accepted as before.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ import msgspec
 from nodeagent.model.ids import NodeId
 
 STARTS_SPARE = 64
-"""The starts of at least this many nodes that are not members (any more or yet) are kept."""
+"""The starts of at least this many nodes that are no longer, or not yet, members are kept."""
 
 
 class Start(msgspec.Struct, array_like=True, frozen=True):
@@ -44,7 +44,7 @@ class Starts:
             nonces: those of its last starts, the current one last.
 
         Returns:
-            Why the peer is not heard, "" if it is.
+            Why the peer's messages are refused, "" if they are not.
         """
         newest = self.newest.get(incarnation)
         is_known = newest is not None and nonces and (number, nonces[-1]) == (newest.number, newest.nonce)
@@ -82,5 +82,5 @@ def _goes_on_from(seen: Start, number: int, nonces: Sequence[str]) -> bool:
 
 
 def older_sentence(node: NodeId, evidence: str) -> str:
-    """Why `node` is not heard until it is replaced."""
+    """Why messages of `node` are refused until it is replaced."""
     return f"{node} runs on an older copy of its directory: {evidence}; it no longer votes or serves requests"

@@ -42,7 +42,7 @@ once, they would slow down the very moment in which writers wait for the slots t
 class StateJobs:
     """
     Args:
-        copy: brings the first file of those described that another member has made.
+        copy: fetches the first of the described files that another member has made.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class StateJobs:
 
     @property
     def is_closing(self) -> bool:
-        """`is_making`, of rows in memory."""
+        """As `is_making`, for rows in memory."""
         return self._running[CloseFiles] > 0 and not self.failures.failing
 
     def owed(self, made: FileMeta) -> CompactFiles | None:
@@ -205,7 +205,7 @@ class StateJobs:
         return self._writer.refusal(s for s in specs if s.name not in substitutes)
 
     def _left_of(self, job: Making) -> Making | None:
-        """What is still to be made of the job: nothing that was parked or released since it began."""
+        """What the job still has to make, without what was parked or released since it began."""
         left: Making | None = None
         if isinstance(job, CloseFiles):
             units = self._held.state.units_to_retry(job)
@@ -225,7 +225,7 @@ class StateJobs:
             self._maybe_park(failing[0])
 
     def _maybe_park(self, failing: Failing) -> None:
-        """Leader: park the file if it failed often enough, and not while this node is short of space, which
+        """Leader: park the file if it failed often enough, but not while this node is short of space, which
         may be the reason."""
         context = self._context
         if failing.is_foreign and self._held.state.compactions.is_input(failing.spec.name):
@@ -276,7 +276,7 @@ class StateJobs:
                     self._substitute(failing)
             return self._retry(job, state, ask=False)
         if failing is not None:
-            # A damaged file is in use no more; any other reason will make the next file fail too.
+            # A damaged file is no longer in use; any other reason will make the next file fail too.
             is_expected = failing.is_damaged or failing.is_foreign
             failures.helped = "" if is_expected else f"{failing.trouble}; another member's file was taken"
             self._context.effects.note(
@@ -293,7 +293,7 @@ class StateJobs:
         )
 
     def _take(self, job: Making, made: FileMeta) -> bool:
-        """Whether the copy is the file that is to be made, or still does instead; it is taken if so."""
+        """Take the copy if it is the file to be made or one that replaces it; return whether it was taken."""
         state = self._held.state
         later = state.turns.outcomes(job) if isinstance(job, CompactFiles) else ()
         outcome = next((o for o in later if o.spec.name == made.name), None)

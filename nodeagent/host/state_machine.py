@@ -20,11 +20,11 @@ class StateMachine:
 
     @property
     def state_index(self) -> int:
-        """Entry up to which the state is complete once that entry is applied."""
+        """The state is complete once the entry at this index is applied."""
         raise NotImplementedError
 
     def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
-        """Apply; returns the replies to proposals, by index.
+        """Apply the entries; return the replies to proposals, by index.
 
         Raises:
             EntryFailed: an entry cannot be applied; those before it are.
@@ -50,7 +50,7 @@ class StateMachine:
     # --- checkpoints -------------------------------------------------------------------------------
 
     def file_changes(self) -> FileChanges | None:
-        """The files of the checkpoint that begins now, or those that changed since the last checkpoint."""
+        """The files of the checkpoint that begins now: all, or those that changed since all were written."""
         return None
 
     def on_files_saved(self, result: JobResult) -> None:

@@ -23,11 +23,11 @@ KINDS = {
     "rebalance": ChangeKind.MOVE,
 }
 SILENT_TIMEOUTS = 10
-"""A node that was heard within this many election timeouts is not dead."""
+"""A node that was heard from within this many election timeouts is not dead."""
 
 LISTENED_TIMEOUTS = 5
 """A leader must have led for this many election timeouts: followers do not hear one another, so before that
-it may have heard nothing from a live node. This leaves half of the silence for its election."""
+it may have heard nothing from a live node. The other half of `SILENT_TIMEOUTS` is for its election."""
 
 
 class Changes:

@@ -98,7 +98,7 @@ class MetaLeader:
                 )
 
     def _drain(self, now: int, request: q.Drain) -> meta.SetDraining | q.ErrorReply:
-        # Checked here too, because replicas of an older version ignore the lock when they apply the entry.
+        # The lock is checked here too, because replicas of an older version apply the entry without a check.
         refusal = self._cluster.meta.runs.fenced(request.lock)
         if refusal is not None:
             return refusal
@@ -134,7 +134,7 @@ class MetaLeader:
         return None
 
     def _begin(self, token: int, replica: MetaReplica, request: q.BeginChange) -> None:
-        """CHECKED: plan, then ask every group for a read index before anything is proposed."""
+        """Plan the change, then ask every group for a read index before anything is proposed."""
         planned = self._changes.begin(request)
         if not isinstance(planned, meta.Begin):
             return self._effects.reply(token, planned)

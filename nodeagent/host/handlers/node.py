@@ -19,7 +19,7 @@ class NodeRequests:
         self._operations = operations
 
     def check_status(self, token: int, request: q.CheckStatus) -> None:
-        """Answered in every state of the node, because the answer contains that state."""
+        """Answer in every state of the node, because the answer contains that state."""
         context, is_ready = self._context, not self._admission.refused
         reply = check_status(context.config, context.incarnation, self._cluster.meta, is_ready, request)
         context.effects.reply(token, reply)

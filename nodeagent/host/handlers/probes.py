@@ -14,7 +14,7 @@ from nodeagent.model.ids import GroupId, NodeId
 
 
 def answer_probe(effects: EffectQueue, token: int, replica: Replica) -> None:
-    """Answer whether the replica's group has such a leader."""
+    """Answer whether the replica's group has a leader that a majority follows."""
     replica.read(
         lambda: effects.reply(token, q.Accepted()), lambda why: effects.refuse(token, "unavailable", why)
     )
@@ -25,11 +25,11 @@ class Probes:
     command if every group answers in time.
 
     Args:
-        still: called before the proposal; why the command must not be proposed any more, None if it may.
+        still: called before the proposal; returns why the command may no longer be proposed, None if it may.
     """
 
     WITHIN_MS = 1_500
-    """Clients wait for an answer at least 2 s."""
+    """Clients wait at least 2 s for an answer."""
 
     AGAIN_MS = 100
 

@@ -135,7 +135,7 @@ def _check_place(cluster: Cluster, slot: int, partition: PartitionKey) -> ErrorR
 
 
 def _owned(cluster: Cluster, replica: DataReplica, slot: int) -> ErrorReply | None:
-    """Refuse a write that would have no effect by the log's tail, without logging it."""
+    """Why the group takes no write for the slot in its present state; such a write is not logged."""
     refusal = replica.state.writes.check_slot(slot)
     if refusal is None:
         return None
