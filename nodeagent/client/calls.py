@@ -180,7 +180,7 @@ class Calls:
                 self.views.leaders[group] = target
                 return target, reply
             delay_s = backoff.delay_s() if not at_once else 0.0
-            if deadline.left_s <= delay_s:  # no time left to answer: a refusal would turn unknown
+            if deadline.left_s <= delay_s:  # too little time: another attempt would end in an unknown outcome
                 raise self._ended(request, lost, last) from last
             if not at_once:
                 await pause(delay_s, deadline)

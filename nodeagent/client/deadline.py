@@ -1,10 +1,10 @@
-"""When a call ends without an answer, and how long a busy node is waited for."""
+"""When a call ends without an answer, and how long it waits for a busy node."""
 
 import asyncio
 
 BUSY_TIMEOUTS_MAX = 6
-"""Timeouts without progress after which a busy node is no longer waited for: a node that still computes a
-read, or that flushes earlier rows to files before it accepts a write."""
+"""A call stops waiting for a busy node after this many timeouts without progress. A node is busy while it
+computes a read, or flushes earlier rows to files before it accepts a write."""
 
 
 class Deadline:
@@ -12,7 +12,7 @@ class Deadline:
 
     `extend` restarts the deadline after progress. `extend_while_busy` restarts it too, but never beyond
     `BUSY_TIMEOUTS_MAX` timeouts after the last progress. Both count as `extend_while_busy` for the enclosing
-    deadline `within`; until its first progress, a deadline has only the time that the enclosing one has left.
+    deadline `within`; until its first progress, a deadline is never restarted beyond the limit of that one.
     """
 
     def __init__(self, timeout_s: float, within: "Deadline | None" = None) -> None:

@@ -175,7 +175,7 @@ def identity_in(directory: Path) -> Identity:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace `path` by a file with mode 0600; its content is never readable by others."""
+    """Replace `path` with a file of mode 0600; its content is never readable by others."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

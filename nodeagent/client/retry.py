@@ -11,7 +11,7 @@ NO_ROOM_PAUSE_MAX_S = 1.0
 `BACKOFF_MAX_S`, because every attempt sends all the rows."""
 
 HOPS_MAX = 2
-"""Hints that are followed without a pause; after so many without an answer, pause."""
+"""Hints in a row that are followed without a pause."""
 
 
 class Backoff:

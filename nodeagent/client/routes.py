@@ -1,8 +1,7 @@
 """Slot -> group, by one view of the meta state. Pure.
 
 The old group serves a slot until it has sealed it. A route follows the partition table; while an operation is
-in PLANNED or SEALED, its slots stay with every source that has not sealed them by the operation's progress
-report.
+in PLANNED or SEALED, each of its slots stays with its source until the source has reported the seal.
 
 numpy is imported when a slot is first looked up: the import takes longer than most operator commands.
 """

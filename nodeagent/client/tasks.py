@@ -17,7 +17,7 @@ def begun(call: Coroutine[object, object, _T]) -> asyncio.Task[_T]:
 async def wait_first(
     tasks: Iterable[asyncio.Task[_T]], timeout_s: float | None = None
 ) -> list[asyncio.Task[_T]]:
-    """The tasks that are done as soon as any is, in the order given; empty after `timeout_s`."""
+    """Wait until a task is done; return all that are done, in the order given. Empty after `timeout_s`."""
     running = list(tasks)
     if not running:
         await asyncio.sleep(timeout_s or 0)

@@ -165,7 +165,7 @@ class Views:
                 failed = {task: running.pop(task) for task in done}
                 errors = {
                     task: task.exception() for task in done
-                }  # all: asyncio warns about one not retrieved
+                }  # of all: asyncio warns about an exception that nobody retrieved
                 for task, error in errors.items():
                     if error is None:
                         return task.result()
@@ -211,8 +211,8 @@ class Views:
     async def schema(self, storage_group: str, table: str, *, strong: bool = True) -> TableSchema:
         """The schema of a table.
 
-        If not `strong`, any node may confirm that the table exists; that it does not exist always takes a
-        strong read. Raises `NotFound`.
+        If not `strong`, any node may confirm that the table exists, but only a strong read shows that it does
+        not. Raises `NotFound`.
         """
         known = self.known_schema(storage_group, table)
         for level in (True,) if strong else (False, True):

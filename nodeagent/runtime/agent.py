@@ -232,9 +232,9 @@ class Agent:
         await self._http.start(config.host, config.http_port)
         self._handle_signals(loop)
         self._expire_later(loop)
-        # All objects that exist now are permanent, some hundred thousand of imported modules. A collection
-        # that visits them takes 0.07 s on a quiet machine, more on a busy one, and stops every group of this
-        # node.
+        # All objects that exist now, some hundred thousand from imported modules, are permanent. A garbage
+        # collection that visits them takes 0.07 s on a quiet machine, more on a busy one, and stops every
+        # group of this node.
         gc.collect()
         gc.freeze()
         driver.start()

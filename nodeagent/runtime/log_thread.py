@@ -2,8 +2,8 @@
 
 It swaps the queue of batches for an empty one, writes each batch, syncs once, and posts the highest batch
 number: the completion of n implies that of all batches before n. Batches that arrive during a sync are
-    written
-together in the next round (group commit). One long-lived thread costs less than an executor hop per batch.
+written together in the next round (group commit). One long-lived thread costs less than an executor hop per
+batch.
 
 On a full disk it holds the unwritten batches and retries them, in order, until there is room. Any other error
 ends the thread: nothing may be assumed about what is durable, so the agent has to stop (never retry a failed

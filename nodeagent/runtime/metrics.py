@@ -48,7 +48,7 @@ def _node(status: NodeStatus) -> Iterator[Metric]:
     for name, text, value in (
         ("start_time_seconds", "Start of the process", status.started_ms / 1000),
         ("table_version", "Version of the partition table in use", status.table_version),
-        ("disk_free_bytes", "Free bytes on the disk of the data", status.disk_free_bytes),
+        ("disk_free_bytes", "Free bytes on the disk with the data", status.disk_free_bytes),
         ("disk_total_bytes", "Size of the disk with the least free space", status.disk_total_bytes),
         (
             "rows_refused",

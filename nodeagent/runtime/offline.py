@@ -120,9 +120,8 @@ def known_files(groups: Mapping[GroupId, bytes]) -> dict[GroupId, dict[int, set[
     """Names per group and slot, from the checkpoints of `groups`.
 
     A start needs no other files: a file written after the checkpoint is rewritten from the log, and an
-        adopted
-    file is linked again from staging. A group whose checkpoint is of an unknown release is left out, because
-    its files are unknown.
+    adopted file is linked again from staging. A group whose checkpoint is of an unknown release is left out,
+    because its files are unknown.
     """
     known: dict[GroupId, dict[int, set[str]]] = {}
     for group, payload in groups.items():

@@ -1,4 +1,5 @@
-"""`peers.seen`: the newest starts of other nodes. By it a restarted node recognises older copies of them."""
+"""`peers.seen`: the newest starts of other nodes, by which a restarted node recognises older copies of their
+directories."""
 
 import errno
 

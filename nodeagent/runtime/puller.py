@@ -1,8 +1,7 @@
 """Fetches files in chunks over the bulk connection of each peer, for the pull steps of `storage`.
 
 A pull step runs on a thread and calls `fetch` for one chunk after another; the request itself runs on the
-loop. While a chunk is written, the next chunks of the file are prefetched. `storage` verifies the
-data.
+loop. While a chunk is written, the next chunks of the file are prefetched. `storage` verifies the data.
 """
 
 import asyncio

@@ -28,7 +28,7 @@ TAKE_MORE = 1.25
 
 
 class Rate:
-    """Computes waits. `bytes_per_s` 0 means no limit; it may change at any time. Has no clock of its own."""
+    """Computes waits, without a clock of its own. `bytes_per_s` may change at any time; 0 means no limit."""
 
     def __init__(self, bytes_per_s: int = 0) -> None:
         self._bytes_per_s = bytes_per_s

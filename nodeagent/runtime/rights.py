@@ -6,7 +6,7 @@ from nodeagent.model.requests.base import GUEST, READER
 
 
 def check_right(role: str, name: str, request: Request) -> None:
-    """Raises `Forbidden`; for a guest `Unavailable`, because it may be a member not known here yet."""
+    """Raises `Forbidden`; for a guest `Unavailable`, because a guest may be a member not known here yet."""
     if role in request.traits.by:
         return
     if role == GUEST:

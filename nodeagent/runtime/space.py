@@ -28,8 +28,8 @@ class Space:
         return True
 
     def room(self) -> tuple[int, int]:
-        """(free, total) bytes of the disk of log and data; of the one with less free space if they are on
-        two."""
+        """(free, total) bytes of the disk with log and data; if these are on two disks, of the one with less
+        free space."""
         disks = (self._home, self._data)
         return min((disk.free_bytes(), disk.total_bytes()) for disk in disks)
 

@@ -1,4 +1,5 @@
-"""Opens a node's directory: lock, identity, log, checkpoints. All checks that can refuse a start."""
+"""Opens a node's directory: lock, identity, log, checkpoints. Everything that can refuse a start is checked
+here."""
 
 import errno
 import random

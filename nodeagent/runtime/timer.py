@@ -17,7 +17,7 @@ class Timer:
         self._timer_at = 0
 
     def arm(self, deadline: int) -> None:
-        """Ring at `deadline` at the latest; a timer that rings early is cheaper than moving it each turn."""
+        """Ring at `deadline` at the latest; an early ring is cheaper than moving the timer each turn."""
         if self._timer is not None and self._timer_at <= deadline:
             return
         if self._timer is not None:

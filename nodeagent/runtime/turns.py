@@ -15,7 +15,7 @@ OWN_SAMPLE_S = 0.01
 shorter than that."""
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""Nanoseconds that the opening thread ran, and was runnable but did not run; see proc(5)."""
+"""For the thread that opens it: nanoseconds running, and runnable but not running; see proc(5)."""
 
 Note = Callable[[str, dict[str, object]], None]
 

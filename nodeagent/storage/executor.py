@@ -183,7 +183,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _cleared_up(self, work: str) -> Iterator[None]:
-        """Delete temporary files after a failure: the work is retried, and would fill the disk.
+        """Delete temporary files after a failure: those of many retries would fill the disk.
 
         Only one call of each kind of work runs at a time, so all files in `tmp/` with its name are its own.
         """

@@ -22,8 +22,8 @@ UNREADABLE = "unreadable"
 def check_content(content: bytes, meta: FileMeta, where: str) -> bytes:
     """Return `content` if it matches the manifest, otherwise raise `FileCorrupt`.
 
-    Always called before a TsFile is parsed: most flipped bits would be read as wrong values, and some crash
-    the native reader.
+    Every TsFile is checked before it is parsed: most flipped bits would be read as wrong values, and some
+    crash the native reader.
     """
     _check(len(content), xxhash.xxh3_128_hexdigest(content), meta, where)
     return content

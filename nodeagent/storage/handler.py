@@ -102,7 +102,7 @@ class Handler:
         self._counter = itertools.count()
 
     def handle(self, request: Request) -> Reply:
-        """Handle one request. Our own errors and `OSError` become the reply."""
+        """Handle one request. Our own errors, `OSError` and `MemoryError` become the reply."""
         try:
             if isinstance(request, CloseRequest):
                 return CloseReply(tuple(self._put(close_unit(u, self._format)) for u in request.units))

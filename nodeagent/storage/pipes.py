@@ -24,7 +24,7 @@ def send(fd: int, body: bytes, deadline: float | None = None) -> None:
 
 
 def send_pieces(fd: int, length: int, pieces: Iterable[bytes], deadline: float | None = None) -> None:
-    """Write one message of that length. `deadline` is in seconds of `time.monotonic`; None waits forever.
+    """Write one message of that length. `deadline` is in seconds of `time.monotonic`, None for no deadline.
 
     Raises:
         Timeout: the deadline passed within the message; the pipe can no longer be used.

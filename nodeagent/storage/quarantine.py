@@ -1,4 +1,4 @@
-"""Replace damaged files by good ones, and retain the damaged files in quarantine for analysis.
+"""Replace damaged files with good ones, and retain the damaged files in quarantine for analysis.
 
 The damaged file gets a second, durable name in quarantine before the good file replaces it, so the place
 always holds one of the two, and the damaged bytes always have a name. Nothing here deletes files in

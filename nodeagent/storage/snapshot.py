@@ -123,8 +123,8 @@ class Snapshots:
     def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
         """Drop snapshots that were not read from for `ttl_ms`, and unfinished ones; links pin deleted files.
 
-        If the disk refuses to remove one, the others are still dropped: the rest without an index is not
-        served, and is retried at the next call.
+        If the disk refuses to remove one, the others are still dropped. What is left of it without an index
+        is not served, and its removal is retried at the next call.
 
         Args:
             now_ms: monotonic.

@@ -35,7 +35,7 @@ VERIFIED_S = 60.0
 """How long verified bytes are assumed to be unchanged."""
 
 SWEEP_S = 5.0
-"""Interval of closing open files that were deleted, while pages are read."""
+"""Open files that were deleted are closed at this interval while pages are read."""
 
 SMALL_BYTES = 256 * KIB
 """A file of up to this size is read whole for every page, because opening it in place costs more."""

@@ -183,7 +183,8 @@ class TsFileWorker:
             start_new_session=self._nice > 0,
         )
         assert process.stdin is not None and process.stdout is not None
-        # Set here, because the imports are expensive too; relative to our own, which only root may raise.
+        # Lower the priority here, because the imports are expensive too. It is relative to our own, above
+        # which only root may go.
         nice = min(NICE_MAX, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
         os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         self._session_due = self._nice > 0 and not _lower_session(process.pid, self._nice, SESSION_TRIES)
