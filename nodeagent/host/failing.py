@@ -88,7 +88,7 @@ class Answers:
     """There are other members, and each answered that it does not have the file."""
 
     has_passed: bool = False
-    """A member had the file once, or has no row left for it (`DataState.has_passed`)."""
+    """A member had the file once, or has no row left for it (`DataState.was_removed`)."""
 
 
 Copied = Callable[[FileMeta | None, Answers], None]
