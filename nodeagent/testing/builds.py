@@ -1,4 +1,4 @@
-"""Releases of the agent, as far as they differ for the other nodes of a cluster."""
+"""Releases of the agent, reduced to what the other nodes of a cluster notice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -138,7 +138,7 @@ def _begin(scenario: Scenario, kind: str) -> str:
 
 
 def _cancel(scenario: Scenario, case: Cancel, operation: str) -> Reply:
-    """Cancel in the way of the case; returns the reply to the first cancel that was decided."""
+    """Cancel as the case says; returns the reply to the first cancel that was decided."""
     cancel = q.ControlOperation(operation, "cancel", "sim")
     match case.way:
         case "paused":

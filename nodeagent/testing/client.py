@@ -22,7 +22,7 @@ from nodeagent.wire.faults import to_error
 
 FOREVER_MS = 3_600_000
 ODD, ODD_S = 0.002, 3.0
-"""Probability that a node begins to give odd answers, and for how long at most."""
+"""Probability that a node begins to give odd answers, and the longest time that it does."""
 
 LOOK_S = 0.2
 """How often a call checks that the node still runs."""
@@ -133,7 +133,7 @@ class SimLink:
                 if isinstance(reply, ErrorReply):
                     raise to_error(reply)
                 return reply
-        raise OutcomeUnknown(f"no answer of {target}, or the connection to it was lost")
+        raise OutcomeUnknown(f"no answer from {target}, or the connection to it was lost")
 
     def _is_odd(self, target: str) -> bool:
         now, rng = self._loop.time(), self._sim.rng

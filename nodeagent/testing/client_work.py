@@ -184,7 +184,7 @@ class RowsClient:
 
 class CellsClient:
     """Writers that overwrite a few cells. Each value is written once and must take effect once, between the
-    begin and the end of its write."""
+    beginning and the end of its write."""
 
     def __init__(self, shared: Shared, table: str) -> None:
         self.shared = shared
@@ -249,7 +249,7 @@ class CellsClient:
                 self._check((group, time), value, newest.get((group, time), 0.0))
 
     def _check(self, cell: Cell, value: int, newest: float) -> None:
-        """Check a value that was read; `newest` is as of the begin of the read."""
+        """Check a value that was read; `newest` is as of the beginning of the read."""
         assert (cell, value) in self.sent, f"S15: {cell} is {value}, which was never written to it"
         assert self.ended.get(value, FOREVER) >= newest, f"S6: {cell} is {value}, which was overwritten"
         replaced, before = self.replaced.setdefault(cell, set()), self.found.get(cell, value)

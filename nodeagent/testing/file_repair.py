@@ -27,8 +27,8 @@ Ask = Callable[[NodeId, Request], Reply]
 """Sends a request and waits for the reply; returns an error if none arrives."""
 
 MAGIC_BYTES = 6
-"""Length of the magic bytes at the end of an Arrow file. A flipped bit elsewhere is detected only by the
-file's hash, which reads do not compute."""
+"""Length of the magic bytes at the end of an Arrow file. A bit flipped there also makes the file unreadable;
+elsewhere, only the file's hash shows it."""
 
 
 def spoil(node: SimNode, rng: random.Random) -> FileMeta | None:

@@ -58,7 +58,7 @@ class Hardware:
         self.sim.note(f"{self.node} loses {paths}")
 
     def put_back(self, older: SimDisk) -> None:
-        """Replace the whole data directory by an older copy of it."""
+        """Replace the whole data directory with an older copy of it."""
         assert not self.alive
         self.lossy = True
         self.disk = older

@@ -131,7 +131,7 @@ def _run(run: str, seed: int) -> tuple[Swarm | ClusterSwarm | Scenario, Callable
 def _scripted(run: str) -> tuple[Swarm | ClusterSwarm | Scenario, Callable[[], msgspec.Struct]]:
     """The world of a script file, and the function that runs it."""
     if not Path(run).is_file():
-        raise LookupError(f"{run} is neither swarm, cluster_swarm or scenario nor a script file")
+        raise LookupError(f"{run} is not swarm, cluster_swarm, scenario or a script file")
     text = Path(run).read_text()
     try:
         of_cluster = ClusterScript.from_text(text)

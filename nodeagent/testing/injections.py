@@ -52,7 +52,7 @@ class Down(_OfOne, frozen=True):
 
 
 class Torn(_OfOne, frozen=True):
-    """Cut the power during a disk change: the one after `changes` changes."""
+    """Cut the power during a disk change: the one with number `changes` from now on."""
 
     changes: int
 

@@ -37,7 +37,7 @@ class Plan:
     ends: list[str]
     hurts: list[str]
     hurt: float
-    """Probability of corruption after a life that ended without a failure."""
+    """Probability of corruption after a life, however it ended."""
 
     full: float
     """Probability that writes fail for lack of disk space during a life."""

@@ -229,7 +229,7 @@ class RaftSafety:
                 self._one_step(node, replica)
 
     def _holds_all(self, node: Machine, replica: Replica) -> None:
-        """A new leader has all entries committed in earlier terms. A late winner may have successors
+        """A new leader has all entries committed in earlier terms. Leaders of later terms may exist
         already."""
         log = replica.raft.log
         terms = self.committed.get(replica.group, [])

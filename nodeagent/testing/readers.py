@@ -47,7 +47,7 @@ def rows_of(pages: list[RowsScanned], spec: ScanSpec) -> pa.Table:
 
 
 class Reader:
-    """Sends strong reads of whole slots, also during slot migrations."""
+    """Sends strong reads of whole partitions, also during slot migrations."""
 
     def __init__(self, sim: Sim[SimNode], view: View, history: History, groups: list[str]) -> None:
         self.sim = sim
@@ -112,8 +112,8 @@ class Reader:
                     return again()
                 # The target group has already applied its deletes to its own rows.
                 parts = [((), rows_of(older, spec)), ((NEWEST,), rows)]
-                # Deletes of all pages: a later page may lack rows by a delete that the first page did not
-                # know.
+                # Deletes of all pages: a later page may lack rows because of a delete that the first page
+                # did not know.
                 known = dict.fromkeys(t for page in pages for t in page.tombstones)
                 deletes = [t for t in known if t.partition == partition]
                 whole = merge(parts, deletes, spec.schema, spec)
@@ -143,7 +143,7 @@ class Reader:
         self.sim.call(CLIENT, node, request, on_page)
 
     def _check(self, spec: ScanSpec, floor: dict[Cell, int], expired: set[Cell], rows: pa.Table) -> None:
-        """Check the rows of a strong read; `floor` and `expired` are as of the begin of the read."""
+        """Check the rows of a strong read; `floor` and `expired` are as of the beginning of the read."""
         found = _found(rows, spec)
         self.history.reads += 1
         for cell, value in floor.items():

@@ -70,7 +70,7 @@ class Plan:
         )
 
     def hasten(self) -> None:
-        """Make deposed leaders that append entries, and purge logs at once: members return with a log suffix
+        """Cause deposed leaders that append entries, and purge logs at once: members return with a log suffix
         that no other node has, and a snapshot replaces it."""
         self.kinds |= {"deposed": 6, "straggle": 2}
         self.limits |= {

@@ -32,7 +32,7 @@ LAST = ("upgrade_all", "raise_level", "change_library", "change_library")
 
 class UpgradeSwarm(ClusterSwarm):
     rest_ms = 10 * LIMIT_MS
-    """After each merge, the next merge of the partition waits until all members have copied its output."""
+    """Long, because each merge of a partition waits until all members have copied the output of the last."""
 
     def __init__(self, seed: int) -> None:
         self.newest_build = PREVIOUS

@@ -195,8 +195,8 @@ class Volume:
         return self._dir("/".join(parts[:-1])), parts[-1]
 
     def _commit(self, directory: Directory) -> None:
-        """Make the names of `directory` durable, and all names that share a change with them or precede
-        it."""
+        """Make the pending changes of `directory` durable, and the earlier changes of any other directory
+        that these touch."""
         tied = {id(directory)}
         chosen: list[Change] = []
         rest: list[Change] = []

@@ -1,4 +1,4 @@
-"""Writers and readers of a simulated cluster, and what they saw.
+"""What the writers and readers of a simulated cluster share: tables, their history, and a client's view.
 
 Each writer owns its series and writes increasing values to a few timestamps of each, one or more rows at a
 time, and retries with the same session and sequence until the write is acknowledged. So for every (series,

@@ -70,7 +70,7 @@ class Replica:
 
 @cache
 def _after(group: GroupId, slots: Ranges, origin: bytes, log: Log) -> DataState:
-    """The group's state after these commands, which follow `origin` if it is given. Must not be changed."""
+    """The group's state after these commands, which follow `origin` if it is given; do not change it."""
     state = initial(group, slots)
     if origin:
         saved = decode_checkpoint(origin)

@@ -163,7 +163,7 @@ class RaftGroupState:
         return not trial.raft.has_ready and trial.name == member.name
 
     def _deal(self, member: Member, sends: list[tuple[NodeId, RaftMessage]]) -> None:
-        """Handle a Ready as `Replica._deal` does."""
+        """Handle a Ready as `Replica._act_on` does."""
         raft = member.raft
         ready = raft.take()
         ops: list[LogOp] = []

@@ -282,7 +282,7 @@ class RaftWorld(RaftGroupState):
         member.crash()
 
     def _wipe(self, node: NodeId) -> None:
-        """Replace the node by a new incarnation: messages to and from the old one are lost."""
+        """Replace the node with a new incarnation: messages to and from the old one are lost."""
         member = self._touch(node)
         clock = member.raft.clock
         self.nodes[node] = Member(node, Config(), member.life + 1)

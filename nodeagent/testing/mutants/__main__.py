@@ -71,7 +71,7 @@ def _said(found: Sequence[Found]) -> str:
 
 def _print_rooms(outcomes: Sequence[tuple[Mutant, list[Found]]], nets: Sequence[str]) -> None:
     columns = "".join(f"{net:>8}" for net in nets)
-    print(f"{'room':<10}{'planted':>8}{'killed':>8}{columns}{'median seeds':>14}")
+    print(f"{'package':<10}{'planted':>8}{'killed':>8}{columns}{'median seeds':>14}")
     for room in [*dict.fromkeys(m.room for m, _ in outcomes), "all"]:
         of_room = [found for m, found in outcomes if room in ("all", m.room)]
         killed = sum(any(f.by for f in found) for found in of_room)

@@ -1,4 +1,4 @@
-"""Bugs in the client: what it concludes from answers, and from none; which group it asks; how it puts pages together."""
+"""Bugs in the client: what it concludes from an answer or its absence; which group it asks; how it puts pages together."""
 
 from nodeagent.testing.mutants.mutant import Mutant
 

@@ -147,7 +147,7 @@ class _Places:
 
 
 def _is_talk(node: ast.AST) -> bool:
-    """Whether the call only writes a message."""
+    """Whether the node is a text, or a call that only writes a message."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
     if isinstance(node, ast.JoinedStr):

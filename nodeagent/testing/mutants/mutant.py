@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """Replaces `old` by `new` in `file` of the package; `old` occurs exactly once."""
+    """Replaces `old` with `new` in `file` of the package; `old` occurs exactly once."""
 
     name: str
     file: str

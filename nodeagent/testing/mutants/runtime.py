@@ -1,5 +1,5 @@
-"""Bugs between the node and the system: the order of writes, syncs and replies, who is heard, and what a process
-finds when it starts."""
+"""Bugs between the node and the system: the order of writes, syncs and replies, which peers are accepted, and
+what a process finds when it starts."""
 
 from nodeagent.testing.mutants.mutant import Mutant
 
