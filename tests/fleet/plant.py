@@ -87,7 +87,7 @@ class Plant:
 def machines(
     directory: Path, nodes: Sequence[str], spares: Sequence[str] = (), options: tuple[str, ...] = ()
 ) -> Iterator[Plant]:
-    """A machine for each; cluster.yaml lists `nodes`. `options`: lines for every sshd_config."""
+    """A machine for each node or spare; cluster.yaml lists `nodes`. `options`: lines for each sshd_config."""
     key = make_key(directory / "id")
     hosts = {
         name: Sshd(directory / name, key, address=f"127.0.0.{i}", options=options)

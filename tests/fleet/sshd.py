@@ -53,7 +53,7 @@ class Sshd:
             "KbdInteractiveAuthentication no",
             "UsePAM no",
             "StrictModes no",
-            f"SetEnv HOME={self.directory}",  # a machine's own: what a tester's .bashrc does is not measured
+            f"SetEnv HOME={self.directory}",  # so that no .bashrc of the tester runs
             *self.options,
         )
         config.write_text("\n".join(lines) + "\n")

@@ -2,8 +2,8 @@
 
 Such a machine shares files, network and clock with its host. It has its own processes, cgroups, /run, /dev,
 /etc (a copy) and units: little more than a journal and an sshd. Kernel-wide settings below /proc/sys and /sys
-are read-only there. It ends, with every process and mount, when its PID 1 is killed; the host only has its
-directory, and a cgroup that is removed.
+are read-only there. When its PID 1 is killed, all its processes and mounts end; only its directory and its
+cgroup, which is removed, are on the host.
 """
 
 import os
@@ -116,13 +116,13 @@ class NoBoot(Exception):
 
 @dataclass
 class Machine(Sshd):
-    """Booted when made. `login`: as whom iotctl comes. `service`: more lines for the unit of its sshd."""
+    """Boots when created. `login`: the user of iotctl's SSH logins. `service`: more lines for sshd's unit."""
 
     login: str = "root"
     service: str = ""
 
     def start(self) -> None:
-        """Raises `NoBoot` with systemd's last words."""
+        """Boot the machine. Raises `NoBoot` with the last output of systemd."""
         self._lay_out_etc()
         groups = _cgroups()
         for left in groups.glob("iotctl-test-*"):  # left by a run that was killed
@@ -192,7 +192,7 @@ class Machine(Sshd):
             time.sleep(0.05)
 
     def _lay_out_etc(self) -> None:
-        """What differs from the host's. They have one machine-id, for they share the software."""
+        """Write what differs from the host's /etc. Machines share software, and therefore one machine-id."""
         sshd = SSHD_UNIT.format(sshd=SSHD, directory=self.directory, service=self.service)
         files = {
             "machine-id": "0123456789abcdef0123456789abcdef\n",
@@ -232,7 +232,7 @@ def booted(directory: Path, nodes: Sequence[str], login: str = "root", service: 
     """A machine for each node, as `tests.fleet.plant.machines` makes them.
 
     Raises:
-        NoBoot: this machine cannot hold any.
+        NoBoot: this host cannot run any.
     """
     if os.geteuid() != 0:
         raise NoBoot("only root makes namespaces")
@@ -258,7 +258,7 @@ def _cgroups() -> Path:
 
 
 def _removed(group: Path) -> bool:
-    """With the groups in it; False while a process is in one."""
+    """Remove a cgroup and those below it. Returns False while one of them contains a process."""
     below = sorted((d for d, _, _ in os.walk(group)), key=len, reverse=True)
     with suppress(OSError):
         for directory in below:

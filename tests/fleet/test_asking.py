@@ -68,7 +68,7 @@ def test_a_machine_reports_its_facts(tmp_path: Path) -> None:
 
 
 def test_installed_software_reports_its_python(tmp_path: Path) -> None:
-    """The Python that it runs from, if that still exists, whatever else is installed."""
+    """This is the Python that the software runs from, if it still exists, whatever else is installed."""
     venv.create(tmp_path / "software", with_pip=False, symlinks=True)
     (tmp_path / "app").symlink_to(tmp_path / "software")
     settings = tmp_path / "software" / "pyvenv.cfg"
@@ -116,7 +116,7 @@ def test_a_correct_clock_is_read_once() -> None:
 
 @pytest.mark.parametrize(("took_s", "ahead_s"), [(0.1, 2.0), (0.1, -2.0), (3.0, 0.0)])
 def test_a_clock_that_may_be_off_is_read_again(took_s: float, ahead_s: float) -> None:
-    """Either the clock is off, or the machine was too slow to know."""
+    """Either the clock is off, or the machine answered too slowly to tell."""
     host = Clock(ahead_s)
     found = facts.facts_of(heard(took_s, f"{time.time() + ahead_s:.9f}"), host, agent=False)
     assert host.looks == 3 and found.clock_error_ms < 20

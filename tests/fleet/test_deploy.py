@@ -58,7 +58,7 @@ def test_without_consent_nothing_is_deployed(plant: Plant) -> None:
 
 
 def test_an_authority_is_created_once(plant: Plant) -> None:
-    """For an existing cluster.yaml; otherwise the first deploy creates the authority."""
+    """`cert init` creates it for an existing cluster.yaml; otherwise the first deploy does."""
     share = plant.directory / "share"
     would = plant.json("cert", "init", "--dry-run")["would"]
     assert [w.split()[2] for w in would] == ["authority's", "operator's"] and not share.exists()
@@ -217,7 +217,7 @@ def test_a_plan_is_not_deployed_to_machines_that_changed_since(
 
 
 def test_a_node_is_deployed_added_and_removed_with_its_agent(plant: Plant) -> None:
-    """Twice: the archived files of the first node of that name do not block the second."""
+    """This works twice: the archived files of the first node of that name do not block the second."""
     path, others = plant.directory / "cluster.yaml", plant.pids()
     text = path.read_text()
     for time_number in (1, 2):
@@ -273,7 +273,7 @@ def test_one_command_renews_certificates_that_have_all_expired(plant: Plant) -> 
     )
     logs = {n: plant.home(n) / "agent.log" for n in NODES}
     starts = {n: log.read_text().count('"event":"started"') for n, log in logs.items()}
-    assert plant.iotctl("cluster", "stop", "--yes")[0] == 0  # as if they had been restarted since
+    assert plant.iotctl("cluster", "stop", "--yes")[0] == 0  # as if the agents had restarted after the expiry
     assert plant.iotctl("cluster", "start")[0] == 0
     deadline = time.monotonic() + 30.0
     while any(log.read_text().count('"event":"started"') == starts[n] for n, log in logs.items()):
@@ -296,8 +296,8 @@ def test_one_command_renews_certificates_that_have_all_expired(plant: Plant) -> 
     assert plant.json("cert", "renew", "--yes")["changed"] == 4
     assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
     assert plant.pids() == pids, "no agent was restarted"
-    # What was in no checkpoint when the agents ended is made once more, and a member that hears of no commit
-    # cannot begin with it.
+    # Files that no checkpoint named when the agents ended are made again; a member begins only once it hears
+    # of a commit.
     wait_for_files(plant, closed)
     assert data_of(plant) == held and plant.json("data", "count")["tables"] == counted
     assert plant.json("cert", "renew", "--dry-run")["changed"] == 0
@@ -306,8 +306,8 @@ def test_one_command_renews_certificates_that_have_all_expired(plant: Plant) -> 
 
 
 def wait_for_files(plant: Plant, closed: dict[str, int]) -> None:
-    """Wait until every member has written all files up to the index of its group's log, and writes no
-    more."""
+    """Wait until every member has written all files up to this index of its group's log and writes no
+    others."""
     with plant.connect() as cluster:
         for group in cluster.meta().groups:
             for member in group.members:
@@ -320,8 +320,8 @@ def has_all_files(cluster: BlockingCluster, member: str, group: str, index: int)
 
 
 def data_of(plant: Plant) -> dict[str, str]:
-    """Every file with rows, and what is in it. (A snapshot is links to such files, kept until its last reader
-    is done: it may go at any time.)"""
+    """Every file with rows, and its hash. (Snapshots do not count: these links to files may disappear at any
+    time.)"""
     files = [f for n in NODES for f in (plant.home(n) / "data" / "groups").rglob("*.tsfile")]
     return {str(f): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 

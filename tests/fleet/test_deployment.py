@@ -138,7 +138,7 @@ def test_nodes_on_one_machine_share_an_installation() -> None:
 
 
 def test_files_of_a_removed_node_are_archived_completely_even_after_an_interruption(tmp_path: Path) -> None:
-    """Each time to a new place; a directory without a node is left alone."""
+    """Each removal archives to a new place; a directory without a node is left alone."""
     home = tmp_path / "home"
     home.mkdir()
     assert archive(ThisHost(), str(home)) == "" and list(home.iterdir()) == []
@@ -164,7 +164,7 @@ def test_a_file_never_shows_its_content() -> None:
 
 
 def test_the_node_gets_every_package_it_imports() -> None:
-    """Also inside functions; the names of distributions that differ from those of their packages."""
+    """This includes imports inside functions, and packages whose distributions have other names."""
     named = {"yaml": "pyyaml", "prometheus_client": "prometheus-client"}
     imported = set()
     for path in Path(nodeagent.__file__).parent.rglob("*.py"):
@@ -220,7 +220,7 @@ def test_a_reload_does_not_end_an_agent_that_has_just_started(tmp_path: Path, li
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A directory for software, that has another name too."""
+    """A directory for software, which also has a second path."""
     (tmp_path / "soft").mkdir()
     (tmp_path / "alias").symlink_to("soft")
     return tmp_path / "soft"
@@ -240,7 +240,7 @@ def linked(home: Path, *places: Path) -> None:
 
 
 def test_unused_versions_are_deleted_except_the_last_one_used(base: Path, tmp_path: Path) -> None:
-    """In the order in which they were linked, not installed: the last version serves a rollback."""
+    """Versions count in the order in which they were linked, not installed: the last serves a rollback."""
     good, bad, unused, now = (installed(base / v) for v in ("good", "bad", "unused", "now"))
     installed(base / "broken")
     (base / "broken" / ".complete").unlink()  # being installed
@@ -256,7 +256,7 @@ def test_unused_versions_are_deleted_except_the_last_one_used(base: Path, tmp_pa
 
 
 def test_a_version_that_may_be_in_use_stays(base: Path, tmp_path: Path) -> None:
-    """In use by a stopped node, through another path, on an unmounted disk, or by a process."""
+    """It may be in use by a stopped node, through another path, on an unmounted disk, or by a process."""
     now, down, named, away, runs, before = (
         installed(base / v) for v in ("now", "down", "named", "away", "runs", "before")
     )
@@ -279,7 +279,7 @@ def test_a_version_that_may_be_in_use_stays(base: Path, tmp_path: Path) -> None:
 
 
 def test_clear_deletes_our_files_and_none_of_another_cluster(tmp_path: Path) -> None:
-    """Also on a linked disk; remaining files are named, and a repeated call deletes nothing more."""
+    """This includes a linked disk; remaining files are named, and a repeated call deletes nothing more."""
     home, disk, version = tmp_path / "home", tmp_path / "disk", installed(tmp_path / "soft" / "1")
     home.mkdir()
     disk.mkdir()

@@ -64,7 +64,7 @@ def said(**changes: object) -> list[tuple[str, str]]:
         ({"python": "python3 3.9.2"}, [("error", "python")]),
         ({"python": "python3.12 3.12.0"}, []),
         ({"clock_ms": -700.0}, [("warning", "clock")]),
-        ({"clock_ms": 700.0, "clock_error_ms": 300.0}, []),  # the way there may be as slow as that
+        ({"clock_ms": 700.0, "clock_error_ms": 300.0}, []),  # perhaps only 400 ms
         ({"clock_ms": 11_000.0}, [("error", "clock")]),
         ({"clock_ms": None}, [("warning", "clock")]),
         ({"data_free_bytes": 5 << 30}, [("warning", "disk")]),

@@ -115,7 +115,7 @@ def test_a_key_that_differs_from_the_operators_known_hosts_has_changed(start: St
     code, out, _ = iotctl(tmp_path, "cluster", "trust", "--yes", "-o", "json")
     assert code == 0 and [h["state"] for h in json.loads(out)["hosts"]] == ["yours", "new"]
     mine.write_text("")
-    assert iotctl(tmp_path, "cluster", "check")[0] == 0  # it is in the cluster's file now
+    assert iotctl(tmp_path, "cluster", "check")[0] == 0  # the cluster's file has the key now
 
 
 def test_an_unreadable_configuration_and_a_missing_key_are_input_errors(start: Start, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Operator:
     place: Path
     lives: int = 0
     pids: dict[str, int] = field(default_factory=dict)
-    """Agents seen so far: none is started twice."""
+    """Agents seen so far: no agent may be started twice."""
 
     def run(self, playbook: str, record: str, when: str) -> bool:
         """Return whether iotctl was killed at the record; otherwise it completed."""
@@ -69,7 +69,7 @@ class Operator:
         return told.exists()
 
     def records(self, name: str) -> set[str]:
-        """Every record that was written in any life: those it was killed at are all there are."""
+        """Every record that any run wrote: iotctl must have been killed at each of them."""
         found = set[str]()
         for path in self.place.rglob("*.jsonl"):
             lines = path.read_bytes().splitlines()

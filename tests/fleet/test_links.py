@@ -72,7 +72,7 @@ def cut_when(plant: Plant, node: str, there: Callable[[], object], *words: str) 
 
 
 def test_a_deployment_continues_after_its_link_was_cut(plant: Plant) -> None:
-    """While packages are installed by the machine that installs them for all nodes of its directory."""
+    """The link is cut while its machine installs packages for all nodes that share its directory."""
     assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
     assert plant.iotctl("cluster", "check")[0] == 0
     wheels = plant.directory / "software"

@@ -81,7 +81,7 @@ def test_a_prefetched_connection_is_taken_once(
 def test_a_prefetched_connection_that_ended_is_replaced(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
-    """As with an sshd that has too many connections; a failed prefetch is only reported when needed."""
+    """An sshd with too many connections ends some. A failed prefetch is reported only if it is needed."""
     sshd = start()
     trust(connector, tmp_path, target(sshd))
     with socket.create_server(("127.0.0.1", 0)) as closing:
@@ -101,7 +101,7 @@ def test_a_prefetched_connection_that_ended_is_replaced(
 def begun_with(
     connector: Connector, sock: Callable[[Target], socket.socket] | None, *targets: Target
 ) -> Iterator[Connector]:
-    """As `connector`, which knows the keys, with a connection begun for each target; `sock` gives them."""
+    """A copy of `connector`, which knows the keys, that prefetches a connection (from `sock`) per target."""
     env = dict(connector._env)
     with pytest.MonkeyPatch.context() as patch:
         if sock is not None:
@@ -154,7 +154,7 @@ def test_an_unknown_and_a_changed_host_key_stop_before_any_login(
 def test_the_clusters_file_takes_precedence_over_the_operators(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
-    """After `trust --replace` an old key in `~/.ssh/known_hosts` does not matter; alone it does."""
+    """An old key in `~/.ssh/known_hosts` does not matter after `trust --replace`, only before."""
     sshd, other = start("a"), start("b")
     key, _ = connector.host_key(target(sshd))
     old = KnownHosts(tmp_path / "b")
@@ -268,7 +268,7 @@ def test_a_gateway_that_refuses_is_tried_once_for_all_hosts_behind_it(
         said = set(pool.map(attempt, range(8)))
     assert len(said) == 1 and "refuses the login" in said.pop()
     log = (tmp_path / "gateway" / "log").read_text()
-    assert log.count("Connection from") == 3, log  # is it up, which key has it, and one login
+    assert log.count("Connection from") == 3, log  # a check that it is up, one for its key, and one login
 
 
 def test_a_cycle_of_jump_hosts_is_an_error(connector: Connector, tmp_path: Path) -> None:

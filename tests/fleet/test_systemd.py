@@ -29,7 +29,7 @@ CAP_SYS_RESOURCE = 1 << 24
 
 @contextmanager
 def _booted(nodes: tuple[str, ...], login: str = "root", service: str = "") -> Iterator[Plant]:
-    """In a directory that an ordinary user may enter."""
+    """Boot the machines in a directory that an ordinary user may enter."""
     directory = Path(tempfile.mkdtemp(prefix="iotctl-systemd-"))
     directory.chmod(0o755)
     try:
@@ -57,7 +57,7 @@ def plant(cache: dict[str, str]) -> Iterator[Plant]:
 
 @pytest.fixture(scope="module")
 def ops(cache: dict[str, str]) -> Iterator[Plant]:
-    """One machine for an ordinary user, whose files are closed to others unless an option opens them."""
+    """One machine, used by an ordinary user; with its umask, other users cannot read new files."""
     if not shutil.which("sudo"):
         pytest.skip("sudo is not installed")
     with _booted(("node1",), LOGIN, "UMask=0077") as made:
@@ -258,7 +258,7 @@ def test_a_user_with_sudo_destroys(ops: Plant) -> None:
 
 
 def test_a_user_who_needs_a_sudo_password_gets_a_supervisor(ops: Plant) -> None:
-    """In directories that were created for the user; without them nothing is done."""
+    """This needs directories that were created for the user; without them nothing is done."""
     _sudoers(ops, ASKED)
     home = ops.home("node1")
     home.rmdir()
