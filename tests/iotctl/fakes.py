@@ -351,7 +351,7 @@ class FakeCluster:
         operation = make_operation(f"op-{50 + len(self.begun)}", change, stage=Stage.DONE)
         operation.base_version = self.version
         self.operations.append(operation)
-        self.version += 9  # the index of an entry: it does not count changes
+        self.version += 9  # a version is a log index, so it grows by more than 1
         if change.kind == "remove-node":
             self.names.remove(change.node)
         return operation

@@ -215,7 +215,7 @@ def test_csv_gives_back_what_was_exported(place: Path) -> None:
 
 
 def test_integers_stay_integers(place: Path) -> None:
-    """E6: exactly, in CSV and Parquet alike: the same data gives the same schema."""
+    """E6: their values are exact, and the same data gives the same schema in CSV and Parquet."""
     text, table = f"time,v\n1,{BIG}\n2,-5\n", {"time": [1, 2], "v": [BIG, -5]}
     for done, cluster in (csv(place, text), parquet(place, table)):
         assert done.code == 0, done.err
@@ -232,7 +232,7 @@ def test_integers_stay_integers(place: Path) -> None:
     ],
 )
 def test_an_integer_that_does_not_fit_is_refused_by_name(place: Path, values: str, reason: str) -> None:
-    """E6: also in a column of other numbers; a number never changes."""
+    """E6: this includes columns with other numbers; a number never changes."""
     done, cluster = csv(place, f"time,v\n1,{values}\n")
     assert reason in failure(done)["what"] and failure(done)["where"].endswith(":3") and not cluster.written
 
@@ -323,7 +323,7 @@ def test_digits_below_a_millisecond_are_refused_unless_cut_on_request(
 
 
 def test_numbers_with_a_fraction_are_not_times(place: Path) -> None:
-    """A column that pandas made DOUBLE because of gaps is accepted where its times are whole."""
+    """A column that pandas made DOUBLE because of gaps is accepted if its times are whole numbers."""
     done, cluster = parquet(place, {"time": [1.0, 2.0], "v": [1, 2]})
     assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == [1, 2]
     done, cluster = parquet(place, {"time": [1.0, 2.5], "v": [1, 2]})
@@ -493,7 +493,7 @@ def test_text_that_is_not_utf_8_is_reported_with_the_fix(place: Path) -> None:
 def test_text_with_line_breaks_is_kept_and_later_lines_are_counted(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also across the border of two blocks, with ragged rows between them."""
+    """This includes text that crosses the border of two blocks, and ragged rows in between."""
     monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 64)
     rows = [f'{n},"one\ntwo\r\nthree {n}"' for n in range(20)]
     done, cluster = csv(place, "\n".join(["time,s", *rows, "20,x"]) + "\n")
@@ -522,7 +522,7 @@ def test_an_unclosed_quote_loses_no_row(place: Path, rest: str, first: str, word
 def test_the_last_row_is_treated_like_any_other(
     place: Path, end: str, last: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also a row with too many values, and after a literal quote."""
+    """This includes a row with too many values, and a row after a literal quote."""
     monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", block)
     done, cluster = csv(place, f'time,s\n1,6" pipe\n{last}{end}', *SKIP)
     assert done.code == 0, done.err
@@ -550,7 +550,7 @@ def test_a_quote_within_a_value_is_text(place: Path) -> None:
 def test_rows_that_overwrite_each_other_are_found_however_far_apart(
     place: Path, fields: dict[str, Any]
 ) -> None:
-    """A file that is sorted by a device column that is not a tag."""
+    """The file is sorted by a device column that is not a tag."""
     count = 150_000
     (name, (one, other)), *_ = fields.items()
     times = [*range(count), *range(count)]

@@ -108,7 +108,7 @@ def test_a_new_cluster_whose_zones_no_ring_separates_is_refused(tmp_path: Path) 
         check_layout(zoned(tmp_path, "a1", "a2", "b1", "b2", "c1"))
     assert "too many members in one zone" in caught.value.what and "nothing was changed" in caught.value.what
     assert "--accept-layout" in caught.value.next
-    check_layout(zoned(tmp_path, "a1", "a2", "b1", "b2"))  # with two zones a group has its share of each
+    check_layout(zoned(tmp_path, "a1", "a2", "b1", "b2"))  # unavoidable with two zones
 
 
 def zoned(directory: Path, *names: str, more: str = "") -> ClusterSource:

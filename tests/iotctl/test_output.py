@@ -52,7 +52,7 @@ def test_without_a_terminal_progress_is_a_line_per_phase_and_every_30_s() -> Non
         progress.update("copying", step, 10)
     assert len(stream.getvalue().splitlines()) == 3
     progress.update("verifying", 1, 2, unit="B")
-    assert stream.getvalue().splitlines()[-2].endswith("copying 9/10"), "where a phase ended is said"
+    assert stream.getvalue().splitlines()[-2].endswith("copying 9/10"), "the end of a phase is printed"
     assert stream.getvalue().splitlines()[-1].endswith("verifying 1 B/2 B")
 
 

@@ -329,11 +329,12 @@ def test_a_failed_run_resumes_at_the_failed_step(tmp_path: Path) -> None:
 
 
 def test_a_passed_gate_is_not_checked_again(tmp_path: Path) -> None:
-    """The condition for stopping a node does not hold while it is down; a second check would block it."""
+    """A cluster that was healthy before a node was stopped is not healthy while the node is down: a resumed
+    run that checked again could not continue."""
     gate = "  - id: gate\n    uses: wait_for\n    with: {for: healthy}\n"
     text = TEXT.replace("steps:\n", "steps:\n" + gate) + gate.replace("gate", "last")
     told = text.replace("uses: wait_for", "register: told\n    uses: wait_for", 1)
-    # A step that registers a result runs again.
+    # A gate that registers its result is checked again: a later step may use the result.
     for number, (book, waits) in enumerate([(text, 2), (told, 3)]):
         plant, journal = Plant(fails="add-node"), tmp_path / str(number)
         assert states(runner(tmp_path, plant, FileJournal(journal), book).run())[2] == "failed"

@@ -115,7 +115,7 @@ def test_each_mistake_has_its_place_and_hint(
 ) -> None:
     assert old in GOOD
     text = GOOD.replace(old, new, 1)
-    if not where:  # the keys next to a mistake
+    if not where:  # a change of `GOOD` that is no mistake
         load(tmp_path, text)
         return
     with pytest.raises(InputProblem) as caught:

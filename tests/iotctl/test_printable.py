@@ -24,7 +24,7 @@ HARMLESS = "é 漢 \u00a0 👩\u200d🚀 \\x1b"
 
 
 def test_control_characters_are_escaped_and_letters_are_not() -> None:
-    """Also bytes 0x80 to 0x9f, which terminals take for escape sequences, and text direction marks."""
+    """This includes U+0080 to U+009F, which terminals take for escape sequences, and text direction marks."""
     assert printable(EVIL) == r"a\x1b[2J\x07\x9b31m\x7f\u202eb\ud800"
     assert printable(HARMLESS) == HARMLESS
     assert printable("a\nb") == r"a\nb" and printable("a\nb", keep="\n") == "a\nb"

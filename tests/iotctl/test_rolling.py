@@ -202,7 +202,7 @@ def test_a_node_that_was_draining_before_keeps_draining() -> None:
 
 @pytest.mark.parametrize("level", [FIRST, Feature.REASONS])
 def test_nodes_that_a_killed_restart_left_draining_are_undrained(level: int) -> None:
-    """The restart was killed while node2 was down; an operator drained node4 after a rolling restart had."""
+    """The restart was killed while node2 was down. node4 was drained by a restart, later by an operator."""
     cluster, roller = FakeCluster(level=level), f"me{BY_A_ROLL}"
     for by, draining in ((roller, True), ("me", False), ("ann", True)):
         cluster.call_meta(Drain("node4", draining, by, for_restart=by == roller))

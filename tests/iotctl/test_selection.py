@@ -88,8 +88,8 @@ def test_a_row_has_one_value_per_tag(place: Path) -> None:
 
 
 def test_a_ttl_that_expires_rows_counts_them_and_asks(place: Path, cluster: FakeCluster) -> None:
-    """E2: like a delete: the dry run counts the rows, the operator must type the cluster's name, --yes is not
-    enough; the cut-off is by the latest clock of all nodes, since their clocks count."""
+    """E2: as for a delete, the dry run counts the rows and the operator must type the cluster's name; --yes
+    is not enough. The cut-off follows the latest clock of all nodes, because rows expire by their clocks."""
     words = ("data", "schema", *NAMED, "--set-ttl", "30d")
     look = iotctl(place, *words, "--dry-run", "-o", "json", cluster=cluster)
     keeps, deletes = json.loads(look.out)["would"]
@@ -181,7 +181,7 @@ def test_a_time_range_that_ends_before_it_begins_is_refused(
 def test_bytes_are_hex_where_they_are_shown_and_refused_in_an_exported_csv(
     place: Path, cluster: FakeCluster
 ) -> None:
-    """Neither an unimportable file nor a traceback; the other formats can hold them."""
+    """A CSV with bytes could not be imported again; the other formats can hold them."""
     columns = (*COLUMNS, Column("raw", "BLOB", False))
     cluster.tables = [TableSchema("root.a", "m", 1, columns)]
     cluster.answers = pa.table({"time": [1], "device": ["a"], "v": [1.0], "raw": [b"\xff\x00"]})

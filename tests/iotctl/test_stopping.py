@@ -95,7 +95,7 @@ def test_the_largest_subset_is_found_and_not_the_first(spec: Path) -> None:
     names = [f"node{i}" for i in range(1, 10)]
     code, found = asked(spec, FakeCluster(names=names), "node2", "node3", "node1", "node4", "node7")
     assert code == Exit.REFUSED
-    # The meta group of five voters (1-5) loses two of them and no more.
+    # The meta group (voters 1-5) loses only two of its five voters.
     assert set(found["may_stop"]) == {"node1", "node4", "node7"}
 
 

@@ -57,7 +57,7 @@ from nodeagent.table.arrow import encode
 
 
 class Replica(msgspec.Struct):
-    """What a node keeps of a group. `index` is both applied and materialised."""
+    """A node's replica of a group. `index` is the applied and the materialised index."""
 
     files: list[FileMeta] = []
     tombstones: list[Tombstone] = []
@@ -67,7 +67,7 @@ class Replica(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """`pull_failures`: how many more orders fail first. `log`: what was asked of the meta group."""
+    """`pull_failures`: how many of the next orders fail. `log`: the requests to the meta group."""
 
     meta: MetaView
     pull_failures: int = 0
@@ -78,7 +78,7 @@ class State(msgspec.Struct):
 
 @dataclass(frozen=True)
 class DirectorySpec:
-    """Picklable; opens itself."""
+    """A picklable spec of the cluster in `root`."""
 
     root: str
 
@@ -96,7 +96,7 @@ class DirectoryCluster:
 
     @contextlib.contextmanager
     def state(self) -> Iterator[State]:
-        """Exclusive; written back."""
+        """The state, locked until the block ends and then written back."""
         with (self.root / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             path = self.root / "state"
@@ -130,7 +130,7 @@ class DirectoryCluster:
     # --- the verbs -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     def meta(self, strong: bool = False) -> MetaView:
         with self.state() as state:
@@ -193,8 +193,8 @@ class DirectoryCluster:
         return xxhash.xxh3_128_hexdigest(path.read_bytes()) if path.exists() else "missing"
 
     def _repair(self, node: str, request: RepairFile) -> FileRepaired:
-        """The old file to quarantine, the first source's in its place; `<node>/stuck` refuses,
-        `<node>/lying` says so and does nothing."""
+        """Move the old file to quarantine and copy that of the first source to its place. A node with a file
+        `stuck` refuses; a node with a file `lying` only claims to have done it."""
         if (self.root / node / "stuck").exists():
             raise Refused("installing")
         if (self.root / node / "lying").exists():
@@ -230,7 +230,7 @@ class DirectoryCluster:
     # --- changes -------------------------------------------------------------------------------------
 
     def _pull(self, node: str, request: PullUnit) -> CopyRecord:
-        """Copy from the first source; recorded at once, adopted when all members have all slots."""
+        """Copy from the first source and record the copy; adopt once all members have all slots."""
         with self.state() as state:
             state.pulls += 1
             fails = state.pull_failures > 0
@@ -277,7 +277,7 @@ class DirectoryCluster:
                     operation.signed_off = True
                     _release(operation)
                 case _:
-                    pass  # nothing but the log tells of it
+                    pass  # only recorded in the log
             return OperationReply(operation)
 
 

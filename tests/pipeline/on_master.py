@@ -1,7 +1,7 @@
 """Jobs on a Spark master, for `test_executors`: a line for each phase of progress and each result.
 
-Without `started` the session alone. With it three jobs: one that works, one whose workers have no such
-Python, and one that says that it runs and does not end by itself.
+Without `started` it only opens a session. With it, it also runs three jobs: one that works, one whose workers
+lack the requested Python, and one that reports that it runs and does not end by itself.
 """
 
 import sys
@@ -16,7 +16,7 @@ WAIT_S = 3.0
 
 
 class Lines:
-    """Progress: each phase with its note, once."""
+    """Progress that prints each phase with its note once."""
 
     def __init__(self) -> None:
         self._last = ""

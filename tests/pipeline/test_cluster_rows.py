@@ -62,7 +62,7 @@ def _read(cluster: DirectoryCluster) -> list[pa.Table]:
 
 
 def test_another_holder_continues_after_a_holder_fails(maker: Maker, tmp_path: Path, pieces: int) -> None:
-    """Newest value per cell, deletes applied, no row twice, in pieces of limited size."""
+    """The pieces have the newest value per cell, no deleted row, no row twice, and a limited size."""
     cluster, want = _cluster(maker, tmp_path, ("n1",))
     got = _read(cluster)
     assert _sorted(pa.concat_tables(got)) == _sorted(want)

@@ -169,7 +169,7 @@ def test_recorded_sum_that_does_not_match_the_rows(maker: Maker) -> None:
 
 @pytest.mark.parametrize("lacking", ["n1", "n2", "n3"])
 def test_file_missing_on_one_holder(maker: Maker, lacking: str) -> None:
-    """Reported as the file's hash against `missing`; the others still compare equal."""
+    """The report has the file's hash against `missing`; the other holders still compare equal."""
     first, second = maker.file(MACHINES, machines(), 7, (5,)), maker.file(MACHINES, machines(seed=3), 7, (6,))
     holders = Holders()
     for node in ("n1", "n2", "n3"):
@@ -223,7 +223,7 @@ def test_deletes_are_applied_before_rows_are_compared(maker: Maker) -> None:
 
 
 def test_adopted_scope_gives_files_their_old_age_and_leaves_newer_ones_out(maker: Maker) -> None:
-    """Order (open index, *old) compares as old; a file the new group closed itself is out of scope."""
+    """The order (open index, *old) compares as `old`; files that the new group closed itself do not count."""
     rows = machines()
     adopted = maker.file(MACHINES, rows, 7, (50, 5))
     own = maker.file(MACHINES, rows, 7, (60,))

@@ -33,7 +33,7 @@ def closed_port() -> Iterator[int]:
 
 
 def test_an_unreachable_master_is_reported_at_once() -> None:
-    """Before a JVM starts, with each address, the reason and what to do; exit code 4."""
+    """No JVM is started; the error has each address, the reason, the next step and exit code 4."""
     with closed_port() as one, closed_port() as two:
         master = f"spark://127.0.0.1:{one},127.0.0.1:{two}"
         started = time.monotonic()

@@ -44,7 +44,7 @@ GOOD, BAD = FILE.xxh3, "c" * 32
 
 @pytest.mark.parametrize("found", [BAD, "missing", "unreadable"])
 def test_the_majority_s_file_replaces_a_damaged_or_missing_one(found: str) -> None:
-    """At both depths, and only from replicas that hold it whole."""
+    """This holds at both depths, and the sources are only replicas with an intact copy."""
     view, hashes = case(dict.fromkeys(NODES, FILE), {"n1": GOOD, "n2": found, "n3": GOOD})
     for depth in ("hash", "content"):
         assert decide(view, hashes, depth) == ([RepairAction("n2", "n1.1", FILE, ("n1", "n3"))], [])
@@ -210,7 +210,7 @@ def test_a_forged_row_is_left_at_depth_hash(built: Built, maker: Maker) -> None:
 
 @pytest.mark.spark
 def test_consistent_tampering_is_repaired_by_content(built: Built, spark: SparkSession, maker: Maker) -> None:
-    """The cell is named and repaired: bytes and row are those of the majority. So are damaged bytes."""
+    """The cell is named; bytes and manifest row become the majority's. A damaged file is repaired, too."""
     tamper(built, maker)
     flip(built.put("n3", built.files[60]))
     report = run(built, "content", session=spark)

@@ -24,7 +24,7 @@ from nodeagent.model.errors import Refused
     ],
 )
 def test_java_version_is_read(text: str, major: int | None) -> None:
-    """Old and new numbering."""
+    """Both the old and the new numbering are understood."""
     assert java_major(text) == major
 
 

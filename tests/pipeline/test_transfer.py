@@ -18,7 +18,7 @@ WEATHER = Path(__file__).resolve().parents[2] / "iotctl" / "data" / "weather.par
 
 
 def test_an_import_writes_every_row_through_the_client(spark: SparkSession, tmp_path: Path) -> None:
-    """With its time column renamed and its tags named."""
+    """Its time column is renamed, and its tags are those that were named."""
     create(tmp_path, GROUPS, ())
     frame = transfer.read_files(spark, str(WEATHER), "parquet")
     spec = DirectorySpec(str(tmp_path))

@@ -123,7 +123,7 @@ def test_equal_replicas_pass_by_content(built: Built, spark: SparkSession) -> No
     ],
 )
 def test_a_filter_that_selects_nothing_never_passes(built: Built, filters: Filters, says: str) -> None:
-    """Refused before Spark starts: an empty selection never differs."""
+    """It is refused before Spark starts, because an empty selection would show no difference."""
     with pytest.raises(Refused, match=says):
         run(built, "content", filters)
 
@@ -178,8 +178,8 @@ def test_replica_that_is_behind_is_unread(built: Built) -> None:
 def test_verify_waits_for_a_replica_that_makes_its_files_slowly(
     built: Built, monkeypatch: pytest.MonkeyPatch, moves: str
 ) -> None:
-    """Ten times as long as for a replica without progress, while each poll shows progress or a worker is
-    busy; writes continue."""
+    """It waits ten times as long as for a replica without progress, as long as each poll shows progress or a
+    busy worker; writes continue."""
     monkeypatch.setattr(replicas, "SETTLE_POLL_S", 0.02)
     listed, asked = DirectoryCluster.manifest, 0
 

@@ -71,7 +71,7 @@ async def reach(
 async def refused(
     port: int, who: Identity | None = None, hello: Hello | None = None, expect: str = ""
 ) -> str:
-    """The text of the refusal; check that the server still serves others afterwards."""
+    """Return the text of the refusal, and check that the server still serves others afterwards."""
     with pytest.raises(Forbidden) as caught:
         await reach(port, who, hello, expect)
     good = await reach(port)
@@ -565,7 +565,7 @@ def test_a_frame_that_does_not_end_ends_its_connection(monkeypatch: pytest.Monke
 
 
 def test_bytes_after_a_close_are_not_counted_as_an_unfinished_frame() -> None:
-    """A handler closes the connection at a request; the rest of the same read would never be uncounted."""
+    """A handler closes the connection at a request: the rest of that read would be counted permanently."""
 
     class Closing(Recorder):
         def on_request(self, connection: Connection, number: int, request: Request) -> None:
@@ -589,8 +589,8 @@ def test_bytes_after_a_close_are_not_counted_as_an_unfinished_frame() -> None:
     "role,at_once", [("reader", FIRST_BYTES), ("admin", FIRST_BYTES_TRUSTED), ("node", FIRST_BYTES_TRUSTED)]
 )
 def test_memory_for_a_frame_grows_with_received_bytes(role: str, at_once: int) -> None:
-    """A few bytes of a reader allocate at most 64 KiB, whatever length is announced; no role gets all of
-    it."""
+    """A few bytes of a reader allocate at most 64 KiB, whatever length it announces; for no role is the
+    announced length allocated at once."""
 
     async def test() -> None:
         handler = Recorder(node_hello())

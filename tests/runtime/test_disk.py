@@ -80,7 +80,7 @@ def test_each_new_directory_is_synced_in_the_one_above(calls: tuple[RealDisk, Ca
 
 
 def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a write of many parts, which is written again as one buffer."""
+    """This includes a write of many parts, which is repeated as one buffer."""
     whole_write, whole_writev = os.pwrite, os.pwritev
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole_write(fd, bytes(data)[:3], at))
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: whole_writev(fd, [b"".join(parts)[:3]], at))

@@ -73,7 +73,7 @@ def test_names_and_roles_are_checked(name: str, role: str) -> None:
 
 
 def test_unreadable_material_is_invalid_input(tmp_path: Path) -> None:
-    """Not an exception of the TLS library."""
+    """It is not reported as an exception of the TLS library."""
     pair = issue(authority("ours"), "node1", "node")
     other = issue(authority("ours"), "node1", "node")
     ca = authority("ours").cert

@@ -45,7 +45,7 @@ def swept(groups: dict[GroupId, GroupState], *damaged: Damage, is_full: bool = F
 
 
 def counted(number: int) -> bytes:
-    """The checkpoint with this number."""
+    """A checkpoint with this number."""
     saved = msgspec.msgpack.decode(used(), type=Saved)
     base = msgspec.structs.replace(saved.base, checkpoint=number)
     return msgspec.msgpack.encode(msgspec.structs.replace(saved, base=base))
@@ -70,7 +70,7 @@ def test_files_are_swept_only_of_groups_whose_log_and_checkpoint_fit() -> None:
 
 
 def test_a_checkpoint_of_another_release_keeps_its_files_and_stops_no_other() -> None:
-    """Also if the group is not in the log."""
+    """This holds even if the group is not in the log."""
     saved = msgspec.msgpack.decode(used(), type=Saved)
     foreign = msgspec.structs.replace(saved, state=msgspec.msgpack.encode({"applied": "x"}), group="b.1")
     payload = msgspec.msgpack.encode(foreign)
@@ -90,8 +90,8 @@ def _named(group: GroupId, payload: bytes | None) -> bytes | None:
 
 
 def test_damage_outside_the_log_is_reported_without_a_log_position(tmp_path: Path) -> None:
-    """An unreadable checkpoint, a missing meta group, and a directory that its node has recorded as an older
-    copy, because it must not vote after a restart either."""
+    """This is an unreadable checkpoint, a missing meta group, or a directory that its node recorded as an
+    older copy: the node must not vote after a restart either."""
     mine = tmp_path / "node.yaml"
     mine.write_text(
         "node: a\nhost: 127.0.0.1\nport: 9101\nhttp_port: 9201\ncluster:\n  name: plant\n"
