@@ -37,7 +37,7 @@ def test_an_old_meta_checkpoint_removes_no_group_at_a_start() -> None:
     scenario = formed(1)
     newcomer = scenario.newcomers[0]
     for node in scenario.sim.nodes.values():
-        if node.node != newcomer:  # it begins with a checkpoint of the meta group
+        if node.node != newcomer:  # the newcomer begins with a checkpoint of the meta group
             node.disk.faults += [Fault("rename", path=f"groups/{META}/", times=1 << 30)]
     scenario.sim.nodes[newcomer].start()
     operation = scenario.change("add-node", newcomer)
@@ -46,7 +46,7 @@ def test_an_old_meta_checkpoint_removes_no_group_at_a_start() -> None:
         before = set(node.host.replicas.data)
         node.stop(power=False)
         node.start()
-        assert set(node.host.replicas.data) >= before, node.node  # and what it was about to remove
+        assert set(node.host.replicas.data) >= before, node.node  # also groups that it was about to remove
     scenario.sim.pause(5_000)
     for node in scenario.sim.nodes.values():
         node.disk.faults.clear()
@@ -108,7 +108,7 @@ def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited(seed: int) 
     record = scenario.record(operation)
     assert record is not None and record.created_group is not None
     group = record.created_group
-    for node in scenario.sim.nodes.values():  # its checkpoints stay older than the adoption
+    for node in scenario.sim.nodes.values():  # the group's checkpoints stay older than the adoption
         node.disk.faults += [Fault("rename", path=layout.checkpoint_path(group), times=1 << 30)]
     scenario.finish(operation)
     newcomer = scenario.sim.nodes[second]
@@ -123,7 +123,7 @@ def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited(seed: int) 
             and second in node.host.replicas.data[group].raft.log.config.learners
             for node in scenario.sim.nodes.values()
         ),
-        "the second newcomer learns",
+        "the second newcomer is a learner",
     )
     for name in record.created_members:
         scenario.kill(name, 50, power=True)
@@ -174,7 +174,7 @@ def test_a_new_leader_sends_a_snapshot_to_a_member_it_needs_for_a_quorum(seed: i
         replica = members[other].host.replicas.data[group]
         return replica.leads and replica.applied_index > replica.led_from
 
-    scenario.until(leads, "the two go on", 20_000)
+    scenario.until(leads, "the two members commit entries", 20_000)
     members[leader].start()
     finish_all(scenario)
 
@@ -295,9 +295,8 @@ def test_no_node_is_declared_dead_in_a_change_while_one_of_its_groups_has_no_quo
     ),
 )
 def test_a_permanent_loss_amends_the_operation_and_is_cleared_by_the_next(stage: str, victim: str) -> None:
-    """The newcomer, a member of the new group, or the leader of a group that gives slots away dies. The
-    previous copies are held until then: without a holder the change would be over before it counts as dead.
-    """
+    """The newcomer, a member of the new group, or the leader of a group that gives slots away dies. A hold
+    delays the end of the change: otherwise it would end before the victim counts as dead."""
     scenario = formed(7)
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
@@ -374,7 +373,7 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
     joined(scenario)
     compacted_after(scenario, 1 << 60)
     sim.pause(500)
-    scenario.until(lambda: not compacting(scenario), "what was begun is done")
+    scenario.until(lambda: not compacting(scenario), "running compactions end")
     scenario.until(lambda: bool(_forgeable(scenario)), "a follower has files")
     victim, group, mine = _forgeable(scenario)[0]
     replica = victim.host.replicas.data[group]
@@ -383,7 +382,7 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
     )
     scenario.until(
         lambda: mine in source.host.replicas.data[group].state.files.manifest.files(),
-        "the source has made it too",
+        "the source has made the file, too",
     )
     path = layout.file_path(group, mine.slot, mine.name)
     victim.disk.flip(path, mine.size // 2)
@@ -439,14 +438,14 @@ def _forgeable(scenario: Scenario) -> list[tuple[SimNode, str, FileMeta]]:
 
 
 def compacted_after(scenario: Scenario, now: int) -> None:
-    """Pause all compactions until then, as during a comparison of files."""
+    """Pause all compactions until `now`, as a comparison of files does."""
     for node in scenario.sim.nodes.values():
         for replica in node.host.replicas.data.values() if node.alive else ():
             replica.compared_at = now
 
 
 def compacting(scenario: Scenario, slots: set[int] | None = None) -> list[tuple[str, str]]:
-    """(node, group) of replicas with a compaction in progress, of these slots if given."""
+    """(node, group) of replicas with a compaction in progress, only of `slots` if given."""
     return [
         (node.node, group)
         for node in scenario.sim.nodes.values()
@@ -472,7 +471,7 @@ def test_slots_move_while_their_files_are_compacted(kind: str, seed: int) -> Non
     def begun() -> bool:
         return sum(group.startswith(losing) for _, group in compacting(scenario)) >= 3
 
-    scenario.until(begun, "what is to leave is compacted")
+    scenario.until(begun, "compactions of leaving slots run")
     operation = scenario.change(kind, newcomer if kind == "add-node" else "node2")
     met: set[str] = set()
 
@@ -486,7 +485,7 @@ def test_slots_move_while_their_files_are_compacted(kind: str, seed: int) -> Non
 
     if seed % 2:
         scenario.sim.at(500, lambda: scenario.kill("node3", 300, power=True))
-    scenario.until(over, f"{operation} is over")
+    scenario.until(over, f"{operation} has ended")
     assert met & {"SEALED", "OPEN", "RECONFIGURING", "COPYING"}, met
     if kind == "remove-node":
         scenario.sim.nodes["node2"].alive = False
@@ -518,9 +517,9 @@ def test_no_undamaged_copy_is_deleted_while_a_damaged_copy_exists() -> None:
     scenario.sim.pause(15_000)
     for node in scenario.sim.nodes.values():
         if node.alive and group in node.host.replicas.data:
-            assert file.name in node.host.replicas.data[group].state.files.manifest, "still there"
+            assert file.name in node.host.replicas.data[group].state.files.manifest, "the file is lost"
     victim.disk.write_atomic(path, good)
-    scenario.until(lambda: not trouble(), "the leader is content")
+    scenario.until(lambda: not trouble(), "the leader reports no trouble")
     finish_all(scenario)
 
 
@@ -554,7 +553,7 @@ def test_a_copy_damaged_after_the_check_delays_only_its_own_files() -> None:
     state = victim.host.replicas.data[group].state
     assert file.name in state.files.manifest and output not in state.files.manifest
     assert {c.key for c in state.compactions.active if c.job is not None and c.job.unit.spec.name in output}
-    scenario.until(lambda: not victim.host.replicas.data[group].failures.stuck, "it is done")
+    scenario.until(lambda: not victim.host.replicas.data[group].failures.stuck, "it is no longer stuck")
     finish_all(scenario)
 
 
@@ -602,7 +601,7 @@ def test_groups_that_lost_their_majority_continue_with_the_survivors_data(
     sim.note(f"{lost} acknowledged writes are lost")
     scenario.until(scenario.recovered, "recovery completed in every group")
     writes = scenario.history.writes
-    scenario.until(lambda: scenario.history.writes > writes + 50, "writers go on")
+    scenario.until(lambda: scenario.history.writes > writes + 50, "writers continue")
     for name in rng.sample(dead, len(dead)):
         scenario.finish(scenario.change("remove-node", name, Options(dead=True)))
     for node in scenario.dead:
@@ -625,8 +624,8 @@ class OneCell(Writer):
 def test_a_delete_of_a_slot_s_earlier_ownership_hides_nothing_when_the_slot_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That group has closed no file since, so it has not forgotten the delete. Until it adopts the rows that
-    were written elsewhere, a strong read asks both groups."""
+    """The slot returns to a group that has closed no file since and so has not forgotten the delete. Until it
+    adopts the rows that were written elsewhere, a strong read asks both groups."""
     scenario = Scenario(1)
     scenario.form()
     scenario.schemas()

@@ -13,7 +13,7 @@ from tests.sim.spread import SPREAD, spread
 
 @pytest.mark.parametrize("seed", spread([3, 1, 2, 4, 5, 6, 7, 8]))
 def test_the_client_reads_what_it_wrote_while_slots_move(seed: int) -> None:
-    """S6, S18 with pages of some rows: what was acknowledged is read, what was deleted or refused is not."""
+    """S6 and S18, with pages of a few rows: acknowledged rows are read, deleted and refused ones are not."""
     done = run(seed).done
     assert done["writes"] > 15 and done["reads"] > 3, done
 
@@ -38,7 +38,7 @@ def test_deadlines_within_a_clock_tick_pass() -> None:
             if loop.time() >= until:
                 return
             await asyncio.sleep(until - loop.time())
-        raise AssertionError(f"it is {loop.time()}, and {until} does not come")
+        raise AssertionError(f"the clock stays at {loop.time()} and does not reach {until}")
 
     async def both() -> float:
         loop = asyncio.get_running_loop()

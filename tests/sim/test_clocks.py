@@ -122,7 +122,7 @@ def test_one_clock_ends_no_hold() -> None:
     wrong = scenario.sim.nodes[leaders(scenario)[META]]
     wrong.clock = WallClock(60 * DAY_MS)
     scenario.sim.pause(2 * hold_ms)
-    assert scenario.stage(name) == "COPYING", "it waits for the clocks too"
+    assert scenario.stage(name) == "COPYING", "the hold does not follow one wrong clock"
     wrong.clock = WallClock(-60 * DAY_MS)
     scenario.sim.pause(1_000)
     assert scenario.stage(name) == "COPYING"

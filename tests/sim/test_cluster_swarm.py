@@ -16,8 +16,8 @@ from tests.sim.spread import SPREAD, spread
 SEEDS = (6,)
 MORE = (4, 5, *range(7, 14))
 SPOILED = (
-    1,  # it knows nothing of the cluster any more, and told the newcomer that their seeds differ
-    9,  # a bit of node.id turns over, and what is left is no UTF-8
+    1,  # the node had lost its cluster state, and told the newcomer that their seeds differ
+    9,  # a bit of node.id flips, so that it is not valid UTF-8
     *range(11, 15),
 )
 
@@ -26,7 +26,7 @@ PUT_BACK = (0, 3, 11, 2, 6, 7)
 
 
 def test_no_seed_breaks_an_invariant() -> None:
-    """Safety after every turn, every operation ends, and nothing is left over."""
+    """Safety holds after every turn, every operation ends, and nothing is left over."""
     failed = [why for why in whys(run, [(seed,) for seed in SEEDS], 2) if why]
     assert not failed, "\n\n".join(failed)
 
@@ -38,7 +38,7 @@ def test_no_later_seed_breaks_an_invariant() -> None:
 
 
 class Plain(ClusterSwarm):
-    """Written as it was when the seeds above found something."""
+    """A swarm whose seeds draw the same plans as when the seeds above found bugs."""
 
     def drawn(self, rng: random.Random) -> Plan:
         plan = replace(super().drawn(rng), habits=PLAIN_HABITS, staleness_ms=0)
@@ -59,19 +59,19 @@ def after_two(seed: int, kind: str) -> ClusterSwarm:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", spread(SPOILED))
 def test_a_node_that_lost_a_part_of_its_directory_is_replaced(seed: int) -> None:
-    """By a newcomer that has it among its seeds."""
+    """It is replaced by a newcomer whose seeds include it."""
     after_two(seed, "spoil_one")
 
 
 @pytest.mark.parametrize("seed", spread(ROTTEN))
 def test_a_corrupted_file_is_repaired(seed: int) -> None:
-    """By an operator, from what a majority holds, also where slots moved meanwhile."""
+    """An operator repairs it from the copies of a majority, even if slots moved in the meantime."""
     assert after_two(seed, "rot_one").operator.repaired
 
 
 @pytest.mark.parametrize("seed", spread(PUT_BACK))
 def test_a_directory_restored_from_an_older_copy_is_noticed(seed: int) -> None:
-    """The node learns it from its peers, also after a restart; then it is replaced."""
+    """The node learns this from its peers, also after a restart; then it is replaced."""
     after_two(seed, "restore_one")
 
 

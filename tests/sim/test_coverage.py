@@ -44,7 +44,7 @@ class Told(msgspec.Struct):
 
 @contextmanager
 def world(*reads: int) -> Iterator[dict[str, Any]]:
-    """One whose runs read so often, one after the other; a negative number is a failure."""
+    """A world whose n-th run does the n-th number of reads; a negative number makes the run fail."""
     left = list(reads)
 
     def run(run: Run) -> Ran:
@@ -164,7 +164,7 @@ def test_changes_are_cancelled_if_the_focus_is_a_cancel() -> None:
 
         with mock.patch.object(swarm, "choices", choices):
             swarm.report()
-        assert all(not node.holds for node in swarm.sim.nodes.values()), "what comes later passes"
+        assert all(not node.holds for node in swarm.sim.nodes.values()), "a failpoint stayed set"
         left -= swarm.sim.seen.keys()
         if not left:
             return

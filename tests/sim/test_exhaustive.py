@@ -28,7 +28,7 @@ QUICK = 12_000
 )
 def test_nothing_is_broken_in_any_order(scope: Scope) -> None:
     found = through(scope)
-    assert found.complete and found.steps >= scope.steps // 2, "less than there was is tried"
+    assert found.complete and found.steps >= scope.steps // 2, "the scope has become much smaller"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def test_a_broken_invariant_is_reported_with_its_events() -> None:
     with pytest.raises(Broken, match="fell") as caught:
         explore(Steps(2, 2, hole=(0, 1)))
     assert sorted(caught.value.events) == ["right", "right", "up"]
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it comes from another process"
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "workers send it pickled"
 
 
 def test_an_operation_that_does_not_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +95,8 @@ def test_a_bug_in_consensus_is_found(
 
 @SPREAD
 def test_a_bug_in_slot_migration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members serve as sources before they have applied the seal: a copy may lack what came just before it.
-    Then the copies disagree, and nobody adopts them, or all lack it."""
+    """Members serve as sources before they have applied the seal: a copy may lack entries just before it.
+    Then either the copies disagree and no member adopts them, or all copies lack the same rows."""
     monkeypatch.setattr(DataState, "is_source_ready", lambda state, operation: True)
     with pytest.raises(Broken, match="S10: rows of slot 0|L2: op-1 stays in COPYING"):
         through(next(s for s in chosen(["members lag under a writer"])))
@@ -111,4 +111,4 @@ def test_a_copy_of_a_replica_is_independent() -> None:
     copied.propose([b"x"], copied.clock)
     copied.take()
     assert digest(raft, raft.clock, BOUNDS) == before != digest(copied, copied.clock, BOUNDS)
-    assert copied._lead.state is copied, "what names the original names the copy"
+    assert copied._lead.state is copied, "a part of the copy refers to the original"

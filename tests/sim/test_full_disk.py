@@ -25,7 +25,7 @@ RESUME_MS = 30_000
 
 
 class Plant:
-    """Three nodes with small disks that are written to; what writers are refused with is counted."""
+    """Three nodes with small disks and writers; counts the error codes with which writes are refused."""
 
     def __init__(self, seed: int) -> None:
         self.scenario = Scenario(seed, nodes=3, spares=0)
@@ -34,7 +34,7 @@ class Plant:
         self.refusals: Counter[str] = Counter()
         self.last = ""
         self.rows = self.deletes = 0
-        """Writes and deletes that were acknowledged."""
+        """Acknowledged writes, acknowledged deletes."""
 
         for node in self.nodes:
             node.disk.capacity_bytes = CAPACITY
@@ -63,7 +63,7 @@ class Plant:
             node.take_room(leave)
 
     def most_low(self) -> bool:
-        """Purging its log may have given one of them room again."""
+        """Whether at least two nodes are low on space: the third may have purged its log."""
         return sum(n.alive and n.host.effects.space.is_low for n in self.nodes) >= 2
 
     def led(self) -> bool:
@@ -83,7 +83,7 @@ class Plant:
         return sum(groups.values())
 
     def refuses(self) -> None:
-        """Rows are refused with the reason, and none are acknowledged for a while."""
+        """Check that rows are refused with the reason, and that none are acknowledged for a while."""
         self.scenario.until(self.most_low, "most nodes are short of room")
         self.sim.pause(1_000)
         before = self.rows
@@ -94,10 +94,10 @@ class Plant:
         assert all(n.alive for n in self.nodes)
 
     def goes_on(self) -> None:
-        """Once there is space, the cluster continues by itself, and no acknowledged row is missing."""
+        """Free the disks; check that the cluster continues by itself and that no acknowledged row is lost."""
         self.fill(CAPACITY)
         before = self.rows
-        self.scenario.until(lambda: self.rows > before + 20, "writes go on", RESUME_MS)
+        self.scenario.until(lambda: self.rows > before + 20, "writes continue", RESUME_MS)
         self.scenario.quiet()
         check_converged(self.sim)
         self.scenario.read_everything()
@@ -142,8 +142,8 @@ def test_replicas_without_a_free_byte_recover(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", spread((1, 2)))
 def test_nodes_start_without_a_free_byte(seed: int) -> None:
-    """A node that is killed, or loses power, while its disk is full to the last byte and its reserve used up
-    comes up again: it runs, nothing of it is called damaged, and no peer takes it for an older copy."""
+    """A node is killed, or loses power, while its disk is full to the last byte and its reserve is used up.
+    It starts again: it runs, reports no damage, and no peer takes it for an older copy."""
     plant = Plant(seed)
     plant.scenario.until(lambda: plant.rows > 20, "rows are written")
     for turn in range(6):
@@ -165,14 +165,14 @@ def test_nodes_start_without_a_free_byte(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", spread((1, 2)))
 def test_one_full_node_does_not_stop_the_others(seed: int) -> None:
-    """A minority without room: the groups that others lead go on; with room it catches up."""
+    """Groups that other nodes lead continue; once the full node has space, it catches up."""
     plant = Plant(seed)
     victim = plant.nodes[seed % 3]
     rooms = []
     for _ in range(10):
         victim.take_room(floor_of(CAPACITY) // 2)
         plant.sim.pause(200)
-        rooms.append(victim.host.effects.space.room)  # its own log may give a little back meanwhile
+        rooms.append(victim.host.effects.space.room)  # a purge of its log may free a little
     assert Room.FULL in rooms and Room.ENOUGH not in rooms
     others = [
         (n, r) for n in plant.nodes if n is not victim for r in n.host.replicas.data.values() if r.leads
@@ -188,8 +188,8 @@ def test_one_full_node_does_not_stop_the_others(seed: int) -> None:
 def test_a_leader_that_alone_lacks_space_transfers_its_leadership(
     seed: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes of all its groups go on, and leaders do not change again and again while its room comes and
-    goes; when it has had room for a while its own group comes back."""
+    """Writes of all its groups continue. Leaders do not change again and again while its space comes and
+    goes; its own group returns to it once it has had space for a while."""
     monkeypatch.setattr(leadership, "SHORT_MS", 12_000)
     plant = Plant(seed)
     victim = next(n for n in plant.nodes if plant.led_by(n))

@@ -66,7 +66,7 @@ class Fuzz:
         def leading() -> list[SimNode]:
             return [n for n in self.nodes if (r := n.host.replicas.of(group)) is not None and r.leads]
 
-        assert self.sim.run(lambda: bool(leading()), 10_000), f"nobody leads {group}"
+        assert self.sim.run(lambda: bool(leading()), 10_000), f"no node leads {group}"
         return leading()[0]
 
     def open(self, group: str) -> str:
@@ -77,7 +77,7 @@ class Fuzz:
         return got[0].session
 
     def good(self) -> list[Request]:
-        """One good request of every kind, or several."""
+        """At least one good request of every kind."""
         settings = self.nodes[0].host.cluster.meta.image.settings
         assert settings is not None
         schema = schema_of("root.g0")
@@ -129,7 +129,7 @@ class Fuzz:
         ]
 
     def send(self, plain: object) -> None:
-        """To the leader of a group, by a peer of each role that may ask."""
+        """Send it to the leader of its group, as a peer of each role that may send it."""
         try:
             request = codec.decode_request(frame_of(plain))
         except FrameError:
@@ -149,14 +149,14 @@ class Fuzz:
             kind = reply.code if isinstance(reply, q.ErrorReply) else "done"
             self.outcomes[kind] += 1
             codec.encode_reply(1, reply)
-            if isinstance(request, q.SetFailpoints):  # or operations would wait for a test that is not there
+            if isinstance(request, q.SetFailpoints):  # no test would ever clear them
                 for node in self.nodes:
                     node.host.operations.failpoints.set(())
 
         return answered
 
     def check_alive(self) -> None:
-        """Every group commits, before and after all nodes start again from what their logs say."""
+        """Check that every group commits, before and after all nodes restart from their disks."""
         for _ in range(2):
             for group in self.groups:
                 self.scenario.until(lambda g=group: self._commits(g), f"{group} commits", 20_000)  # type: ignore[misc]

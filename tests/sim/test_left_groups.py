@@ -10,7 +10,7 @@ from nodeagent.testing.scenario import Scenario
 
 
 class Ends:
-    """Ends each node once, when its log says that it left a group and the directory is still there."""
+    """Stops each node once, when its log says that it left a group whose directory still exists."""
 
     def __init__(self, scenario: Scenario, *, power: bool, halved: bool) -> None:
         self.scenario, self.power, self.halved = scenario, power, halved
@@ -35,7 +35,7 @@ class Ends:
         node._run = heard  # type: ignore[method-assign]
 
     def _look(self, node: SimNode, group: str) -> None:
-        """The status names the group, and does not ask an operator to replace the node."""
+        """Check that the status, if it names the group, does not ask an operator to replace the node."""
         told = [g for g in node.host.status.of_node(0, 0).groups if g.group == group and g.state == "damaged"]
         assert all("wait until" in g.hint for g in told), told
         self.waited += len(told)

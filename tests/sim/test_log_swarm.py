@@ -34,8 +34,8 @@ def test_a_bug_is_found(
 
 
 PINNED = (
-    41,  # of a group without entries something is lost at the end of a segment, and the segment goes
-    68,  # a sync that fails, then damage in what was synced before, then no power
+    41,  # the end of a segment is lost; a group in it has no entries; the segment is deleted
+    68,  # a sync fails, then earlier synced data is damaged, then the power fails
 )
 
 

@@ -32,7 +32,7 @@ def files_of(node: SimNode) -> set[str]:
 
 
 def take_away(scenario: Scenario, name: str, parts: tuple[str, ...]) -> set[str]:
-    """Kill a node, take parts of its directory away and start it again; the files it still has."""
+    """Kill a node, remove parts of its directory and start it again. Return the files it still has."""
     node = scenario.sim.nodes[name]
     if node.alive:
         node.stop(power=False)
@@ -47,8 +47,8 @@ def take_away(scenario: Scenario, name: str, parts: tuple[str, ...]) -> set[str]
 
 
 def replace(scenario: Scenario, victim: str) -> None:
-    """As `iotctl cluster replace-node VICTIM NEW`, with `--dead` if it does not run; everything is there and
-    equal again."""
+    """Do `iotctl cluster replace-node VICTIM NEW`, with `--dead` if it does not run; check that all replicas
+    are equal again."""
     node, newcomer = scenario.sim.nodes[victim], scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
     scenario.sim.pause(RUN_MS)
@@ -132,7 +132,7 @@ def test_two_nodes_without_their_logs_elect_no_leader_and_lose_nothing(seed: int
 
 
 def rolled_back(seed: int, victim: str, *, while_running: bool) -> tuple[Scenario, SimNode]:
-    """A node that continues from an older copy of its directory, taken while it ran or between two starts."""
+    """A node that runs on an older copy of its directory, taken while it ran or between two starts."""
     scenario = written(seed)
     node = scenario.sim.nodes[victim]
     if while_running:
@@ -175,7 +175,7 @@ def saved_parts(node: SimNode) -> dict[str, bytes]:
 
 
 def put_back(node: SimNode, group: str, older: dict[str, bytes]) -> None:
-    """The older checkpoint of a group in place of the one that is there; the log is as it is."""
+    """Replace the checkpoint of a group by the older one; the log does not change."""
     for path in (layout.checkpoint_path(group), layout.delta_path(group)):
         if path in older:
             node.disk.write_atomic(path, older[path])

@@ -62,7 +62,7 @@ def test_a_node_that_was_down_accepts_a_leader_that_it_does_not_know() -> None:
         if node is not None and node.node != newcomer:
             raft = node.host.cluster.meta_replica.raft  # type: ignore[union-attr]
             if newcomer in raft.log.config.voters and raft.caught_up(newcomer):
-                with suppress(Refused):  # it is in progress
+                with suppress(Refused):  # the transfer is in progress
                     raft.transfer(newcomer, sim.now)
                 node.wake()
         return leader() == newcomer
@@ -77,7 +77,7 @@ def test_a_newcomer_s_vote_counts_before_a_state_names_it() -> None:
     """The others start from checkpoints that are older than the change; their logs name it as a voter."""
     scenario = formed(3)
     sim, newcomer = scenario.sim, scenario.newcomers[0]
-    for node in [n for n in sim.nodes.values() if n.node != newcomer]:  # it begins with a checkpoint
+    for node in [n for n in sim.nodes.values() if n.node != newcomer]:  # the newcomer begins with one
         node.disk.faults += [Fault("rename", path=f"groups/{META}/", times=1 << 30)]
     sim.nodes[newcomer].start()
     scenario.finish(scenario.change("add-node", newcomer))

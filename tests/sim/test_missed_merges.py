@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 
 class Absence:
-    """A follower goes down, and one of its files with it."""
+    """A follower goes down, and one of its files is lost or damaged."""
 
     def __init__(self, scenario: Scenario, fault: str) -> None:
         self.scenario = scenario
@@ -33,7 +33,7 @@ class Absence:
             disk.flip(path, self.file.size // 2)
 
     def _saved(self) -> tuple[SimNode, str, FileMeta]:
-        """A file that a checkpoint names; otherwise a restart would write it again from the log."""
+        """Wait for a file that a checkpoint names; a restart would write any other again from the log."""
         before: list[tuple[SimNode, str, FileMeta]] = []
         while True:
             self.scenario.sim.pause(3_000)
@@ -48,7 +48,7 @@ class Absence:
         return [n.host.replicas.data[self.group] for n in nodes if self.group in n.host.replicas.data]
 
     def merged_into(self, name: str) -> str:
-        """What the log has the file merged into; "" when that is not logged yet."""
+        """The file into which the log merges this one; "" if no merge of it is logged yet."""
         log = self.others()[0].raft.log
         for index, entry in enumerate(log.slice(log.first_index, log.last_index, 1 << 60), log.first_index):
             command = decode(entry.data) if entry.kind == EntryKind.COMMAND else None

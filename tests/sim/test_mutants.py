@@ -32,7 +32,7 @@ def count(found: list[int], left: int = 3) -> int:
 
 
 def test_generated_bugs_change_executed_code() -> None:
-    """Not what is said, asserted or set once for the module; and each place by a text that is there once."""
+    """Messages, assertions and module constants are not mutated; each bug quotes a text that occurs once."""
     found = list(machine.mutants_of("room/file.py", SOURCE))
     assert [m.name.partition(":")[2] for m in found] == [
         "8 left < 6 and not found -> False",
@@ -94,7 +94,7 @@ def test_recorded_seeds_name_existing_bugs_and_worlds() -> None:
 def test_the_recorded_seed_of_a_bug_is_tried_first(
     seeds: int, tried: list[tuple[int, int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within the wanted number of seeds, or alone."""
+    """It is tried if the wanted number of seeds includes it, or if no other seed is wanted."""
     module, runs = sys.modules[hunt.__module__], list[tuple[int, int, str]]()
     mutant = next(m for m in MUTANTS if m.room == "raft")
     monkeypatch.setattr(module, "seen_by", lambda: {key_of(mutant): ("walks", 7)})

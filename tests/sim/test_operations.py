@@ -69,8 +69,8 @@ def test_a_drained_node_leads_nothing_until_it_is_undrained(seed: int) -> None:
 
 
 def with_a_stalled_successor(seed: int) -> tuple[Scenario, str, str, str]:
-    """A cluster that nobody writes to: (it, a owner, its group, the voter that is asked first to take over
-    and whose disk stands still)."""
+    """A cluster without writers: (the scenario, a group owner, its group, the voter that is asked first to
+    take over and whose disk is stalled)."""
     scenario = Scenario(seed)
     scenario.form()
     scenario.sim.pause(SETTLE_MS)
@@ -143,7 +143,7 @@ def test_writes_are_accepted_while_no_node_can_take_over(seed: int) -> None:
     assert taken > 750
     scenario.sim.faults.heal()
     scenario.kill(stalled, 100, power=True)
-    scenario.until(lambda: leaders(scenario).get(group) == stalled, "it is asked again", 15_000)
+    scenario.until(lambda: leaders(scenario).get(group) == stalled, "it leads again", 15_000)
 
 
 def test_a_node_that_took_over_before_is_asked_first_next_time() -> None:
@@ -156,7 +156,7 @@ def test_a_node_that_took_over_before_is_asked_first_next_time() -> None:
         scenario.request(q.Drain(other, True, "sim"), Accepted)
     for _ in range(2):
         scenario.request(q.Drain(owner, True, "sim"), Accepted)
-        scenario.until(lambda: leaders(scenario).get(group) == others[0], "it is given away", 1_500)
+        scenario.until(lambda: leaders(scenario).get(group) == others[0], "the other leads", 1_500)
         scenario.request(q.Drain(owner, False, "sim"), Accepted)
         scenario.until(lambda: leaders(scenario).get(group) == owner, "it comes back", SETTLE_MS)
 
@@ -226,7 +226,7 @@ def test_a_planned_stop_causes_no_election_timeout(seed: int) -> None:
         for group in led:
             replica = scenario.sim.nodes[now[group]].host.replicas.of(group)
             assert replica is not None and replica.raft.term == terms[group]
-            assert replica.raft.can_change(), "handing over to a node that is gone stops writes"
+            assert replica.raft.can_change(), "a transfer to a stopped node would block writes"
     scenario.sim.nodes[node].start()
     scenario.quiet()
     scenario.read_everything()

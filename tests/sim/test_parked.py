@@ -31,7 +31,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Library:
-    """The format's library, on all machines; what it fails to make depends on the test."""
+    """The TsFile library on all machines; the test decides which files it fails to make."""
 
     def __init__(self) -> None:
         self.fails: Callable[[object, FileMeta], bool] = lambda disk, file: False
@@ -97,8 +97,8 @@ def test_rows_that_fit_no_file_are_parked_and_move_with_their_slots(poison: None
 
 @pytest.mark.long
 def test_a_file_that_one_member_cannot_write_comes_from_another(library: Library) -> None:
-    """Neither a close nor a merge succeeds on one machine, where it follows and where it leads: nothing is
-    parked, its log is not pinned, changes end, and its status says where and why."""
+    """Closes and merges fail on one machine, whether it follows or leads: nothing is parked, its log is not
+    pinned, changes end, and its status names the partition and the reason."""
     scenario = formed(52)
     victim = alive(scenario)[0]
     library.fails = lambda disk, file: disk is victim.disk
@@ -163,7 +163,7 @@ def test_parked_rows_become_a_tsfile_with_a_later_version(library: Library) -> N
             old.discard(id(node.disk))
             node.start()
     scenario.finish(operation)
-    scenario.until(lambda: not any(parked(scenario).values()), "all is TsFiles")
+    scenario.until(lambda: not any(parked(scenario).values()), "no file is parked")
     scenario.quiet()
     check_converged(scenario.sim)
     scenario.read_everything()

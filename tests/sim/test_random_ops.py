@@ -31,7 +31,7 @@ def files_of(node: SimNode) -> dict[str, tuple[FileMeta, ...]]:
 
 
 def test_every_kind_of_leftover_is_reported() -> None:
-    """A clean cluster; then on one disk, in turn, what a forgotten clean-up would leave."""
+    """One disk of a clean cluster gets each leftover of a forgotten clean-up in turn."""
     scenario = formed(1)
     scenario.quiet()
     scenario.check()

@@ -20,11 +20,11 @@ PINNED = (
     234,  # a slot leaves and comes back while the close of its seal is still in progress
 )
 SEEDS = sorted({*range(1, 4), *PINNED})
-"""`.ci/run` goes on from 4, when it has run the tests."""
+"""`.ci/run` continues from seed 4 once it has run the tests."""
 
 
 def test_no_seed_breaks_an_invariant() -> None:
-    """Safety after every event, convergence and nothing left over at the end, for each seed."""
+    """Safety holds after every event; at the end replicas have converged and nothing is left over."""
     failed = [why for why in whys(run, [(seed,) for seed in SEEDS], 2) if why]
     assert not failed, "\n\n".join(failed)
 
@@ -45,7 +45,7 @@ def test_a_seed_repeats_its_run() -> None:
 
 
 def test_one_world_of_a_seed_can_be_run_alone() -> None:
-    """A whole cluster and the client come by turns."""
+    """Seeds alternate between a whole cluster and the client."""
     assert re.fullmatch(r'\{"log":\[\{"seed":5,[^]]*\}\]\} .* s', result_line(5, "log"))
     assert result_line(4, "client").startswith("{} ")
     assert result_line(5, "cluster_swarm").startswith("{} ")

@@ -47,7 +47,7 @@ class Client:
         self.sim.pause(RETRY_MS)
 
     def write(self, partition: PartitionKey, session: str = "", sequence: int = 1) -> tuple[str, Written]:
-        """The session it was sent in, and the answer."""
+        """Write until it is acknowledged; return the session that was used, and the answer."""
         slot = slot_of(partition.storage_group, partition.time_partition, 0, self.settings)
         while True:
             group, _ = self.view.group(slot) or ("", ())

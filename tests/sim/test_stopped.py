@@ -49,7 +49,7 @@ def replicas(scenario: Scenario, group: str) -> dict[str, Replica]:
 
 
 def log_unknown(scenario: Scenario, group: str, command: bytes) -> int:
-    """The group's leader logs it; the index."""
+    """Let the group's leader log the command; return its index."""
     scenario.sim.may_stop = True
     leading = [n for n, r in replicas(scenario, group).items() if r.leads]
     index = replicas(scenario, group)[leading[0]].propose([command])
@@ -71,8 +71,8 @@ def a_group(scenario: Scenario) -> str:
 def test_a_group_stops_at_an_unknown_command_and_continues_with_the_next_release(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All members are old: the group stops at the same entry in every life, other groups and all processes go
-    on, and with the release that knows the entry nothing acknowledged is missing."""
+    """All members are old: the group stops at the same entry after every restart, other groups and all
+    processes continue, and with the release that knows the entry no acknowledged row is missing."""
     releases, scenario = Releases(monkeypatch), formed(41)
     group = a_group(scenario)
     members = set(replicas(scenario, group))
@@ -102,15 +102,15 @@ def test_a_group_stops_at_an_unknown_command_and_continues_with_the_next_release
 def test_members_of_the_next_release_continue_with_old_members_as_followers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One member of three is new. The old ones keep what it sends and vote for it, so rows are acknowledged
-    and survive its restart; upgraded, the old ones catch up from their own logs."""
+    """One member of three is new. The old members store its entries and vote for it, so rows are acknowledged
+    and survive its restart; once upgraded, the old members catch up from their own logs."""
     releases, scenario = Releases(monkeypatch), formed(42)
     group = a_group(scenario)
     newer = next(n for n, r in replicas(scenario, group).items() if r.leads)
     old = set(replicas(scenario, group)) - {newer}
     releases.newer.add(newer)
     index = log_unknown(scenario, group, UNKNOWN)
-    scenario.until(lambda: set(stopped(scenario, group)) == old, "the old ones have stopped")
+    scenario.until(lambda: set(stopped(scenario, group)) == old, "the old members have stopped")
     node = scenario.sim.nodes[newer]
     node.stop(power=True)
     node.start()
@@ -135,7 +135,7 @@ def test_the_meta_group_stops_at_an_unknown_command_too(monkeypatch: pytest.Monk
     group = a_group(scenario)
     before = max(r.applied_index for r in replicas(scenario, group).values())
     scenario.until(
-        lambda: max(r.applied_index for r in replicas(scenario, group).values()) > before, "rows go on"
+        lambda: max(r.applied_index for r in replicas(scenario, group).values()) > before, "rows are applied"
     )
     plain = meta_commands.decode
     for name in sorted(everybody):

@@ -51,7 +51,7 @@ def after(first: bool = True, second: bool = False) -> Recovered:
 
 
 def written(*, synced: int) -> Durable:
-    """Both batches written, and so many of them synced."""
+    """Both batches are written, and `synced` of them are synced."""
     durable = Durable("a")
     for number, ops in enumerate((FIRST, SECOND), 1):
         durable.writes(ops)

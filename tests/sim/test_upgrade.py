@@ -10,10 +10,10 @@ from tests.sim.spread import SPREAD
 
 SEEDS = (
     22,
-    5,  # a close from before the raise is made after a start with another library
+    5,  # a close logged before the raise is made after a start with another library
 )
 MORE = (
-    3,  # other members have merged, or expired, what only another library makes
+    3,  # others have merged or expired files that this node's library cannot make
     8,  # a node starts with another library and does not know yet that the level was raised
     *range(10, 16),
 )

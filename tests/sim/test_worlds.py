@@ -17,9 +17,9 @@ class Plain(swarm.Swarm):
 
 
 PINNED = (
-    (Plain, 131),  # a leaver alone holds that it is no voter any more, another voter is dead: nobody ever led
-    (Plain, 159),  # a leaver with an old log was elected by members that had left, forgotten it and come back
-    (swarm.Swarm, 1593),  # a learner alone held the longest log and refused its vote: nobody ever led
+    (Plain, 131),  # only a leaver held its own removal, another voter was dead: no leader
+    (Plain, 159),  # a leaver with an old log was elected by members that had left and returned
+    (swarm.Swarm, 1593),  # only a learner held the longest log, and refused its vote: no leader
 )
 WORLDS: dict[str, tuple[Callable[[int], object], Sequence[int], Sequence[int]]] = {
     "one log": (log_swarm.run, range(1, 9), range(9, 40)),
@@ -28,7 +28,7 @@ WORLDS: dict[str, tuple[Callable[[int], object], Sequence[int], Sequence[int]]] 
     "groups": (swarm.run, range(1, 13), range(13, 60)),
     "one node": (single_node.run, range(1, 4), range(4, 16)),
 }
-"""With seeds of every run of the tests, and of `make spread`."""
+"""World -> (its function, the seeds that `make test` runs, those that `make spread` adds)."""
 
 
 def failures(run: Callable[[int], object], seeds: Sequence[int]) -> str:
@@ -37,7 +37,7 @@ def failures(run: Callable[[int], object], seeds: Sequence[int]) -> str:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_no_seed_breaks_an_invariant(world: str) -> None:
-    """Safety after every event, and rest at the end."""
+    """Safety holds after every event, and the world comes to rest at the end."""
     run, seeds, _ = WORLDS[world]
     failed = failures(run, seeds)
     assert not failed, failed
