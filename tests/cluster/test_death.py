@@ -149,7 +149,7 @@ def test_operations_complete_through_the_death_of_each_role(story: Story) -> Non
 
 
 def test_no_acknowledged_row_is_lost(story: Story) -> None:
-    """Rows of the writer that ran during all changes, and earlier rows."""
+    """This includes the rows of the writer that ran during all changes, and earlier rows."""
     assert story.acknowledged > 0
     assert story.world.rows() == story.rows + story.acknowledged
 

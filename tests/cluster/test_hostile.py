@@ -99,7 +99,7 @@ def test_random_bytes_on_the_port_end_that_connection_only(world: World) -> None
 
 
 def test_an_oversized_frame_is_refused_by_its_announced_length(world: World) -> None:
-    """Before and after the hello; nothing is allocated for the frame, and the error names the limit."""
+    """This holds before and after the hello: nothing is allocated, and the error names the limit."""
     with _secure(world) as link:
         link.sendall(HEAD.pack(FRAME_BYTES_MAX + 2, Kind.REQUEST))
         assert b"the peer announced a frame of" in _drain(link)
@@ -312,7 +312,7 @@ def test_a_write_with_an_unknown_outcome_exits_with_9(world: World) -> None:
 
 
 def test_sigterm_ends_agents_cleanly_and_a_restart_of_all_keeps_every_row(world: World) -> None:
-    """Including the last row, which exists only in the log."""
+    """This includes the last row, which exists only in the log."""
     at = EPOCH_MS + 13
     world.cluster.write(
         GROUP, TABLE, pa.table({"time": [at], TAG: ["d-last"], "pressure": [2.0]}), tags=[TAG]

@@ -125,8 +125,8 @@ def test_a_playbook_is_checked_interrupted_resumed_and_run_twice(
 
 
 def test_a_killed_rolling_restart_is_completed(place: Place) -> None:
-    """It left a node draining, possibly down; the next run undrains the node even if nothing else is left to
-    do."""
+    """The restart left a node draining, possibly down; the next run undrains it even if nothing else is left
+    to do."""
     spec = str(place.directory / "fleet" / "cluster.yaml")
     words = ["--cluster", spec, "cluster", "restart", "--yes"]
     with place.connect() as cluster:
@@ -199,7 +199,7 @@ def test_the_example_workflow_verifies_the_cluster(place: Place) -> None:
 
 
 def test_a_dead_node_is_replaced(place: Place) -> None:
-    """Only after enough silence; a second run changes nothing."""
+    """It is replaced only after enough silence; a second run changes nothing."""
     LocalFleet(place.directory / "fleet").kill("node4")
     look = ("cluster", "replace-node", "node4", "node6", "--dead", "--dry-run")
     deadline = time.monotonic() + 60.0

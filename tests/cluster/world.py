@@ -189,7 +189,7 @@ class World:
         return {n: s for n, s in self.cluster.statuses(2.0).items() if isinstance(s, NodeStatus)}
 
     def operation(self, operation: str) -> Operation | None:
-        """None while no node answers."""
+        """The operation; None if there is none, or while no node answers."""
         try:
             found = next((o for o in self.cluster.meta().operations if o.id == operation), None)
             return whole(self.cluster, found) if found is not None else None
@@ -206,7 +206,7 @@ class World:
         return until(opened, 60.0, lambda: "no operation was started")
 
     def operation_is_open(self) -> bool:
-        """Also False while no node answers."""
+        """Whether an operation is open; False while no node answers."""
         try:
             return any(not o.ended for o in self.cluster.meta().operations)
         except NodeAgentError:

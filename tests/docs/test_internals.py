@@ -19,7 +19,7 @@ def test_the_table_of_stages_equals_the_code() -> None:
 
 
 def test_every_invariant_has_a_row() -> None:
-    """S1 to S20 and L1 to L7, each once."""
+    """The table has S1 to S20 and L1 to L7, each once, in order."""
     found = re.findall(r"^\| ([SL]\d+) \|", (INTERNALS / "invariants.md").read_text(), re.MULTILINE)
     assert found == [f"S{i}" for i in range(1, 21)] + [f"L{i}" for i in range(1, 8)]
 

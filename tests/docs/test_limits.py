@@ -1,7 +1,7 @@
-"""Sizes that keep a class, a module and a function readable, and code that is written twice.
+"""Sizes that keep a class, a module and a function readable, and duplicated code.
 
-What is over a limit says why in its docstring, or in a comment above it: "Over the limit of 25 methods
-because ...". A block that stands in two places is listed in `TWICE` with the reason.
+Code over a limit gives the reason in its docstring, or in a comment above it: "Over the limit of 25 methods
+because ...". A block that occurs in two places is listed in `TWICE` with the reason.
 """
 
 import ast
@@ -21,7 +21,7 @@ PARAMETERS_MAX = 8
 
 BLOCK_LINES = 6
 BLOCK_CHARS_MIN = 100
-"""A shorter block of six lines is brackets and keywords."""
+"""A shorter block of six lines is only brackets and keywords."""
 
 CLIENT = {"nodeagent/client/cluster.py", "nodeagent/client/blocking.py", "nodeagent/client/changes.py"}
 
@@ -54,7 +54,7 @@ TWICE: dict[frozenset[str], str] = {
         }
     ): "the last lines of a program that runs seeds",
 }
-"""Files that share a block -> why it stands twice."""
+"""Files that share a block -> why it is duplicated."""
 
 
 def excused(node: ast.AST, limit: int, of: str, lines: list[str]) -> bool:
@@ -112,7 +112,7 @@ def code_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def blocks_that_stand_twice() -> dict[frozenset[str], str]:
-    """Files that share a block of `BLOCK_LINES` lines of code -> where the first one stands."""
+    """Files that share a block of `BLOCK_LINES` lines of code -> where the first one is."""
     places: defaultdict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
     for path in FILES:
         lines = code_lines(path)
@@ -130,4 +130,4 @@ def blocks_that_stand_twice() -> dict[frozenset[str], str]:
 def test_no_block_of_code_stands_twice_without_a_reason() -> None:
     found = blocks_that_stand_twice()
     assert {files: where for files, where in found.items() if files not in TWICE} == {}
-    assert set(TWICE) - set(found) == set(), "these stand once now: take them off the list"
+    assert set(TWICE) - set(found) == set(), "these occur only once now: remove them from the list"

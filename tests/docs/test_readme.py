@@ -105,7 +105,7 @@ def test_the_two_commands_are_makefile_targets() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Every relative link of the README, of the playbooks' pages and of docs names a file that is there."""
+    """Every relative link of the README, of the playbooks' pages and of docs names an existing file."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "playbooks").glob("*.md")]
     for page in pages:
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):

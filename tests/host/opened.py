@@ -19,6 +19,6 @@ def opened(
     start: int = 0,
     **held: Any,
 ) -> Host:
-    """The node of `config`, in a directory of incarnation i with `groups`; `held` as in `Held`."""
+    """A node with `config`, started in a directory of incarnation i with `groups`; `held` as in `Held`."""
     life = NodeRun(config, "i", random.Random(1), 0, 0, start)
     return open_host(life, Held(groups, damaged, **held))

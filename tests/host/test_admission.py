@@ -81,7 +81,7 @@ def test_a_joining_node_that_the_newest_seed_refuses_keeps_asking() -> None:
     node = Starting("e", NEW, join=True)
     node.hear(b=says("k", 9, known=True))
     assert "with another data directory" in node.admission.refused and not node.made
-    node.hear(b=says("k", 12))  # that one was removed meanwhile
+    node.hear(b=says("k", 12))  # the other directory was removed meanwhile
     assert node.made == [Config()] and not node.admission.refused
 
 

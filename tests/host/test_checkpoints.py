@@ -33,7 +33,7 @@ from tests.host.test_host import CONFIG
 
 
 def files(number: int) -> list[FileMeta]:
-    """Files, each of its own time partition."""
+    """Files, each in a time partition of its own."""
     keys = [PartitionKey("sg", i, 0) for i in range(number)]
     return [
         FileMeta(f"00003-{i:012d}-0000.tsfile", 3, key, "t", (i,), 10, "f" * 32, 1, i, i, (1, 1, 1))
@@ -135,9 +135,9 @@ def log_of(node: Node) -> GroupLog:
 
 
 def test_files_are_removed_when_the_log_says_that_it_needs_a_checkpoint_without_them() -> None:
-    """A restored older checkpoint, or the newest one without its delta, would name deleted files or cause
-    others to be swept, and a row in memory pins the log. After a kill at any step, the checkpoint on disk is
-    one that the log accepts."""
+    """A row in memory pins the log. Without this rule, a restored older checkpoint, or the newest one without
+    its delta, would name deleted files or cause others to be swept. After a kill at any step, the log accepts
+    the checkpoint on disk."""
     node = Node()
     session = opened_session(node)
     write_row(node, session, 1)
@@ -195,8 +195,8 @@ def state_from(log: GroupLog, payload: bytes) -> bytes:
 
 
 def test_a_state_that_was_installed_is_taken_until_own_checkpoints_follow() -> None:
-    """The installed state has no number. A kill before the log begins after it leaves the state ahead of the
-    log."""
+    """The installed state has no number. If the process is killed before the log begins after the state, the
+    state is ahead of the log."""
     node = Node()
     own = msgspec.msgpack.decode(payload_saved(node), type=Saved)
     counted = msgspec.structs.replace(log_of(node).base, index=7, checkpoint=3)
@@ -213,7 +213,7 @@ def test_a_state_that_was_installed_is_taken_until_own_checkpoints_follow() -> N
     first_release = msgspec.structs.replace(
         own, base=msgspec.structs.replace(own.base, index=7, checkpoint=0)
     )
-    assert not fault_of(GROUP, log, msgspec.msgpack.encode(first_release), ME), "it counted nothing"
+    assert not fault_of(GROUP, log, msgspec.msgpack.encode(first_release), ME), "0.1.0 did not count"
 
 
 def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -493,13 +493,13 @@ def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member()
     other = msgspec.structs.replace(made, order=(9,))
     node.host.on_request(2, RepairFile(GROUP, other, sources), node.now, node.now)
     node.take()
-    assert isinstance(node.replies[-1], ErrorReply), "only what this very compaction was to make"
+    assert isinstance(node.replies[-1], ErrorReply), "only the output of this compaction is accepted"
     node.host.on_request(3, RepairFile(GROUP, made, sources), node.now, node.now)
     node.take()
     node.finish(StageFiles, FilesStaged((made.name,), (), made.size))
     node.finish(ReplaceFile, FileReplaced(""))
     assert node.replica.state.files.manifest.files() == (made,) and not node.replica.trouble
-    assert not isinstance(node.replies[-1], FileRepaired), "not before a checkpoint names it"
+    assert not isinstance(node.replies[-1], FileRepaired), "a checkpoint must name the file first"
     node.save()
     assert isinstance(node.replies[-1], FileRepaired)
     deleted = node.finish(DeleteFiles, Done())
@@ -511,8 +511,8 @@ def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member()
 def test_a_damaged_input_without_any_copy_is_reported_with_the_node_to_replace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only after all others have answered for some minutes that they have none: a silent member may have
-    one."""
+    """The node is named only after all others have answered for some minutes that they have no copy: a silent
+    member may have one."""
     node = Node()
     node.save()
     node.finish(HashFiles, GOOD)

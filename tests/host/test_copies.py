@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_made_here_comes_from_the_first_member_that_has_it
 
 @pytest.mark.parametrize("code", ["unavailable", "overloaded", "not_found"])
 def test_a_file_is_nowhere_if_every_other_member_answered_so(code: str, node: Lacking) -> None:
-    """But not if a member could not be asked, because the operator would be advised to replace this node."""
+    """It is not if a member could not be asked: the operator would be advised to replace this node."""
     node.answer(node.calls(), NOT_MADE)
     node.answer(node.calls(), ErrorReply(code, "from c"))
     assert node.got == [None] and node.nowhere == [code == "not_found"]
@@ -110,7 +110,7 @@ def test_many_waiting_copies_end_one_by_one_if_no_copy_comes(node: Lacking) -> N
     node.host.tick(10, 0)
     node.take()
     assert node.got == [None] * 1_002 and not node.calls()
-    assert not any(node.nowhere[1:]), "nobody was asked"
+    assert not any(node.nowhere[1:]), "no member was asked"
 
 
 def test_a_copy_that_comes_during_an_installation_is_not_put_in_place() -> None:
@@ -124,7 +124,7 @@ def test_a_copy_that_comes_during_an_installation_is_not_put_in_place() -> None:
 
 
 def test_a_source_with_a_damaged_copy_is_asked_to_hash_it() -> None:
-    """For a repair, for a file that cannot be made here, and for a snapshot that is installed."""
+    """This holds for a repair, a file that cannot be made here, and a snapshot that is installed."""
     node = Lacking()
     node.ask()
     node.asked.clear()

@@ -158,7 +158,7 @@ def used() -> bytes:
 
 @pytest.mark.parametrize("members,stays", [(("b", "c", "d"), False), (("a", "b", "c"), True)])
 def test_a_replica_that_joined_for_a_cancelled_operation_is_removed(members: Any, stays: bool) -> None:
-    """Unless it has become a member in the meantime."""
+    """It stays if the node has become a member in the meantime."""
     record = GroupRecord("a.1", "b", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({"a.1": (found(1), checkpoint())}, record)
     assert "a.1" in host.replicas.data
@@ -220,7 +220,7 @@ def test_a_log_without_its_checkpoint_is_damage() -> None:
     assert "is missing" in open_host(1, saved=False).replicas.damaged["a.1"]
     joining = GroupLog(Base(0, 0, Config()), HardState(1), [])
     host = opened(CONFIG, {"a.1": (joining, None)})
-    assert "is missing" in host.replicas.damaged["a.1"], "it met a term before it got a state"
+    assert "is missing" in host.replicas.damaged["a.1"], "it recorded a term before it got a state"
     meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
     host = opened(CONFIG, {META: (meta_log, None)})
     assert "is missing" in host.replicas.damaged[META] and host.cluster.meta_replica is None
@@ -299,7 +299,7 @@ def test_a_meta_group_without_a_record_in_the_log_is_damage_if_there_is_data() -
         "has no record of the meta group" in host.replicas.damaged[META] and host.status.state() == "damaged"
     )
     host.tick(10_000, 0)
-    assert not host.take().calls, "it asks nobody to be taken in"
+    assert not host.take().calls, "it asks no node for admission"
 
 
 def test_a_node_without_its_meta_state_leads_nothing_and_sends_clients_elsewhere() -> None:
@@ -513,7 +513,7 @@ def test_a_snapshot_half_pulled_by_an_earlier_process_is_removed_unless_it_is_pu
 
 
 def test_a_snapshot_that_is_offered_again_keeps_its_area() -> None:
-    """Also if the first removal failed."""
+    """This holds even if the first removal failed."""
     groups = {"a.1": (found(1), checkpoint())}
     host = opened(CONFIG, groups, staged=(install_area("s1"),))
     host.tick(INSTALL_KEEP_MS, 0)
@@ -558,7 +558,7 @@ def test_slots_that_do_not_exist_are_refused_before_they_are_expanded(
 
 @pytest.mark.parametrize("shard", [-1, CONFIG.cluster.shards, CONFIG.cluster.shards + 1])
 def test_an_unknown_shard_is_refused(shard: int) -> None:
-    """For writes and deletes alike: in a cluster of one shard the slot does not depend on the shard."""
+    """This includes deletes, and a cluster of one shard, in which the slot does not depend on the shard."""
     host = leads_alone()
     key = PartitionKey("g", 0, shard)
     for slot in range(CONFIG.cluster.slots):
@@ -914,7 +914,7 @@ def test_a_progress_report_goes_to_every_new_meta_leader_at_once() -> None:
     host.on_reply(number, ErrorReply("invalid_input", "there is no group a.1"), 1_602)  # it lags
     assert to == "c" and not asked(1_603) and asked(1_602 + REFUSED_AGAIN_MS) == ["c"]
     lead("c", 4, 1_710)
-    assert asked(1_711) == ["c"], "it lost leadership in between, and its uncommitted entries"
+    assert asked(1_711) == ["c"], "c was deposed in between: its uncommitted entries may be lost"
 
 
 @pytest.mark.parametrize("level", ["mid", "weak"])

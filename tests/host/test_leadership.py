@@ -120,11 +120,11 @@ def test_a_group_is_handed_to_a_voter_that_can_send_a_member_its_snapshot(
     metadata_only: bool, waits: str, sources: str, successor: list[str]
 ) -> None:
     """The leader is a newcomer that joined without the files of sealed slots. A member that holds them
-    returned and must not be sent a state without them; another member that has them can send its own."""
+    is back and must not be sent a state without them; another member that has them can send its own."""
     world = lacking(metadata_only, waits, sources)
     assert world.keep() == successor
     world.keep(after_ms=100)
-    assert world.asked == successor, "once"
+    assert world.asked == successor, "it asks only once"
 
 
 def test_only_a_leader_that_may_transfer_hands_its_group_to_a_source() -> None:

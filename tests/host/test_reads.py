@@ -44,7 +44,7 @@ FIRST = PartitionKey("sg", 0, 0)
 
 
 class Holder:
-    """A node that holds files of many partitions, with a storage room that reads them."""
+    """A node that holds files of many partitions, with a storage that reads them."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

@@ -156,7 +156,7 @@ def test_only_a_file_of_the_manifest_in_its_own_place_is_taken(change: dict[str,
 
 
 def test_refused_while_the_replica_installs() -> None:
-    """Its files are about to be replaced; also if the installation began while the file was pulled."""
+    """Its files are about to be replaced, even if the installation began while the file was pulled."""
     node = Node()
     node.ask()
     node.host.replicas.data[GROUP].condition.installing = "5b"

@@ -239,7 +239,7 @@ def test_no_state_is_installed_on_a_leader() -> None:
 
 
 def test_a_proposal_whose_place_another_leader_took_is_answered() -> None:
-    """Also if the entries at those indexes answer nobody, and the replica leads again in the same turn."""
+    """This holds even if no request waits for the new entries, and the replica leads again in that turn."""
     groups = member(Config(("a",)))
     replica = groups.data[GROUP]
     term = lead(groups)

@@ -79,7 +79,7 @@ def test_an_own_replica_that_applied_the_seal_is_enough() -> None:
     "bad", [ErrorReply("not_found", "not sealed here"), SealedSessions(b"others"), SealedSessions(b"")]
 )
 def test_members_are_asked_in_turn_until_one_has_the_recorded_digest(bad: Any) -> None:
-    """Also if this node's own replica has another part. No part is requested twice at a time."""
+    """This holds even if this node's own replica has another part. No two requests for a part are open."""
     node = Node(**{"a.1": replica("a.1", b"others")})
     assert node.take() == ["b"]
     (call,) = node.effects.calls
@@ -100,7 +100,7 @@ def test_members_are_asked_in_turn_until_one_has_the_recorded_digest(bad: Any) -
     assert node.take() == [] and not node.logged
     node.accepts = True
     assert node.take() == [] and node.logged == LOGGED
-    assert node.take() == ["b"]  # nothing is kept of what is logged
+    assert node.take() == ["b"]  # a logged part is forgotten
 
 
 def test_nothing_is_logged_before_all_parts_are_here() -> None:

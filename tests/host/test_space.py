@@ -30,7 +30,7 @@ def room_at(space: Space, free: int) -> Room:
 
 @pytest.mark.parametrize("mark,room", [(LOW, Room.LOW), (FLOOR, Room.FULL)])
 def test_work_that_stopped_resumes_at_a_higher_watermark(mark: int, room: Room) -> None:
-    """So that the node does not flip between two states while a disk fills."""
+    """Otherwise the node would flip between two states while a disk fills."""
     space = Space("a")
     assert room_at(space, mark) < room
     assert room_at(space, mark - 1) is room
@@ -39,7 +39,7 @@ def test_work_that_stopped_resumes_at_a_higher_watermark(mark: int, room: Room) 
 
 
 def test_rows_accepted_since_the_last_measurement_count() -> None:
-    """Twice, in the log and as a file; rows from before the last measurement may count too."""
+    """They count twice, in the log and as a file; rows from before the last measurement may count too."""
     space = Space("a")
     space.measured(LOW + 10, TOTAL, 0)
     space.spend(4)

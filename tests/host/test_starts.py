@@ -35,7 +35,7 @@ def test_a_lower_start_or_one_with_another_history_is_an_older_copy() -> None:
         assert "start 3" in starts.meet("i", "b", number, tuple(nonces)) and "i" in starts.older
     assert not starts.meet("i", "b", 4, tuple("vwxz")) and not starts.older, "the right directory is back"
     assert starts.newest["i"] == Start("b", 4, "z") and not starts.is_saved
-    assert not starts.meet("i", "b", 9, tuple("mn")), "the nonces do not go back so far"
+    assert not starts.meet("i", "b", 9, tuple("mn")), "its nonces do not reach back to the known start"
 
 
 def test_an_older_copy_that_sends_a_hello_does_not_fence_the_directory_in_use() -> None:
@@ -51,7 +51,7 @@ def test_an_older_copy_that_sends_a_hello_does_not_fence_the_directory_in_use() 
 
 
 def test_a_node_of_an_older_copy_is_not_heard() -> None:
-    """Until its directory is replaced; other nodes are not affected."""
+    """It is not heard until its directory is replaced; other nodes are not affected."""
     nodes = {n: NodeRecord(n, n, 1, 2, f"inc-{n}", 0) for n in "abc"}
     saved = MetaState(Image(cluster_id="c", applied=5, nodes=nodes))
     host = settled_host({})
@@ -130,7 +130,7 @@ def test_a_follower_that_lacks_what_it_acknowledged_is_named() -> None:
 
 
 def test_a_leader_fences_a_follower_that_lost_acknowledged_entries() -> None:
-    """By its incarnation, in all groups, with the group in the reason."""
+    """The follower's incarnation is fenced in all groups, and the reason names the group."""
     nodes = {n: NodeRecord(n, n, 1, 2, f"inc-{n}", 0) for n in "abc"}
     image = Image(cluster_id="c", applied=5, nodes=nodes)
     state = MetaState(image).encode()

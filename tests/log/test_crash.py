@@ -262,7 +262,7 @@ def test_a_node_starts_on_a_full_disk() -> None:
     disk."""
     ends = [start_on_a_full_disk(20_000 + spare) for spare in range(0, 200, 40)]
     assert set(ends) == {True, False}, (
-        "not both cases occurred: a log that ends within a segment, and one that ends with it"
+        "one case did not occur: a log that ends within a segment, or one that ends with it"
     )
 
 

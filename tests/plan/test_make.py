@@ -119,7 +119,7 @@ def test_refused_plans_give_the_reason_and_move_nothing() -> None:
 
 
 def test_three_nodes_with_three_replicas_cannot_lose_one() -> None:
-    """n <= R is refused (seed rule -8)."""
+    """Only a cluster of more than R nodes can lose one."""
     assert codes(make_remove(facts_of(3), ["n1"])) == [("cluster_too_small", "n1")]
 
 

@@ -26,7 +26,7 @@ def walk(config: Config, joins: str | None, leaves: str | None, me: str) -> list
         assert me in step.config.voters, "a leader never removes itself"
         config = step.config
         seen.append(config)
-    raise AssertionError("it does not arrive")
+    raise AssertionError("the target is not reached")
 
 
 MEMBERS = ("a", "b", "c")
@@ -82,7 +82,7 @@ def test_the_meta_group_reaches_its_target_from_any_configuration(
             assert me in step.config.voters, "a leader never removes itself"
             config = step.config
         else:
-            raise AssertionError("it does not arrive")
+            raise AssertionError("the target is not reached")
         assert set(config.members) == nodes
         if leaving and count > 1:
             assert leaving not in config.voters

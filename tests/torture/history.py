@@ -110,7 +110,7 @@ class History:
         return [max(lane.acked, default=0) for lane in self.lanes]
 
     def still(self, before: Sequence[int]) -> list[str]:
-        """Lanes without an acknowledged append since their `marks` were these."""
+        """Lanes without an acknowledged append since `marks` returned `before`."""
         now = zip(self.lanes, before, self.marks(), strict=True)
         return [lane.name for lane, then, mark in now if mark == then]
 
@@ -279,7 +279,7 @@ class History:
 
 
 def make_lanes(storage_groups: int, devices: int, start_ms: int) -> list[Lane]:
-    """So many devices in each storage group, each third of them in the table with a TTL."""
+    """`devices` lanes in each storage group, every third of them in the table with a TTL."""
     return [
         Lane(f"root.torture{g}", FRESH if d % 3 == 2 else TABLE, f"d{g}-{d}", start_ms)
         for g in range(storage_groups)

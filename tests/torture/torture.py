@@ -162,7 +162,7 @@ class Plant:
     # --- disks and clocks --------------------------------------------------------------------------
 
     def make_disk(self, name: str) -> None:
-        """A small disk of its own for the node's directory, which is a link: a directory that is a mount
+        """Put the node's directory on a small disk of its own. The directory is a link, because a mount point
         cannot be moved when the node is removed."""
         if os.geteuid() != 0:
             return
@@ -209,7 +209,7 @@ def tsfiles(home: Path) -> set[str]:
 
 @contextmanager
 def ballast(mount: Path) -> Iterator[None]:
-    """All free space of a disk is used until the end of the block."""
+    """Use all free space of a disk until the block ends."""
     path = mount / "ballast"
     with path.open("wb") as file:
         for step in (1 << 20, 4096):
@@ -321,7 +321,7 @@ def check_files(world: World) -> None:
     until(
         lambda: not any(any((h / "data" / d).iterdir()) for h in homes.values() for d in PASSING),
         REST_S,
-        lambda: "snapshots that nobody reads from stay, or what was staged",
+        lambda: "unused snapshots or staged files remain",
     )
     time.sleep(1.5)  # checkpoints follow twice a second
     world.fleet.stop()

@@ -26,7 +26,7 @@ FILES = 20_000
 """Of one group."""
 
 GROUP_SLOTS = SLOTS // REPLICAS + 1
-"""Of one group in the smallest cluster: no two neighbours, so that each is a range."""
+"""Of one group in the smallest cluster; no two of them are adjacent, so that each is a range."""
 
 UNITS = SLOTS // UNIT_SLOTS + NODES
 """Of one change that moves every slot, between all groups."""
