@@ -89,7 +89,7 @@ _STEAL = 7
 
 
 def _processor_ticks() -> list[int]:
-    """Of all processors: user, nice, system, idle, iowait, irq, softirq, steal. See proc_stat(5)."""
+    """Ticks of all processors: user, nice, system, idle, iowait, irq, softirq, steal. See proc_stat(5)."""
     return [int(field) for field in Path("/proc/stat").read_text().split()[1 : _STEAL + 2]]
 
 

@@ -281,7 +281,7 @@ def test_a_cycle_of_jump_hosts_is_an_error(connector: Connector, tmp_path: Path)
 def test_keys_with_a_passphrase_come_from_the_agent(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with `IdentitiesOnly` if the agent holds the key of that file; its other keys are not offered."""
+    """With `IdentitiesOnly`, only the key of that file is offered, if the agent holds it."""
     sshd = start()
     trust(connector, tmp_path, target(sshd))
     other = make_key(tmp_path / "other")

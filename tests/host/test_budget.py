@@ -127,7 +127,7 @@ def test_a_compaction_pass_looks_at_some_partitions_per_turn_until_all_are_done(
 
 
 def test_a_partition_that_must_wait_is_looked_at_once_per_compaction_pass() -> None:
-    """Else a hundred thousand partitions with deletes, or in moving slots, would be looked at repeatedly."""
+    """Otherwise 100 000 partitions with deletes, or in moving slots, would be looked at repeatedly."""
     count = 3 * COMPACT_KEYS_PER_TURN
     node = Node([])
     asked: list[object] = []
@@ -141,8 +141,8 @@ def test_a_partition_that_must_wait_is_looked_at_once_per_compaction_pass() -> N
 
 
 def test_compaction_keeps_the_configured_pace() -> None:
-    """Else a group with many partitions would merge in every turn, at the expense of the writers. A pass with
-    a single run continues, or files would wait for each other."""
+    """Otherwise a group with many partitions would merge in every turn, at the expense of the writers. A pass
+    with a single run continues, or files would wait for each other."""
     step = COMPACT_KEYS_PER_TURN
     node = Node([_file(i * step, n) for i in range(40) for n in range(2)])
     looked = _looking(node, 40 * step, 10)

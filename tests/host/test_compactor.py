@@ -222,8 +222,8 @@ def test_a_damaged_input_is_named_and_nothing_is_logged() -> None:
 def test_files_are_not_merged_while_a_copy_on_another_member_is_damaged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the intact copies would be removed while a damaged one is left. A member that does not answer may
-    hold a damaged copy, one that has not made a file yet will make it, and a lost replica has no copy."""
+    """Otherwise the intact copies would be removed while a damaged one is left. A member that does not answer
+    may hold a damaged copy, one that has not made a file yet will make it, and a lost replica has no copy."""
     monkeypatch.setattr(f"{__name__}.ALONE", Config(("a",), ("b",)))
     node = Node()
 

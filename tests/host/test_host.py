@@ -443,7 +443,7 @@ def test_no_meta_checkpoint_drops_a_group_before_its_files_are_removed() -> None
 
 
 def test_a_group_that_returns_is_created_once_its_old_files_are_removed() -> None:
-    """Else the removal would delete the new replica's first checkpoint, from which its log continues."""
+    """Otherwise the removal would delete the new replica's first checkpoint, from which its log continues."""
     members = ("b", "c", "d")
     host, number = leaves_group(GroupRecord("a.1", "a", members, MEMBERS.voters, ((0, 5),)))
     host.cluster.meta.image.groups["a.1"] = GroupRecord(
@@ -660,7 +660,7 @@ def test_a_seed_that_was_late_is_known_by_its_incarnation(
     "other,conflicts", [({}, ()), ({"weight": 2.0}, ("seeds",)), ({"port": 9999}, ("seeds",))]
 )
 def test_seeds_that_disagree_form_no_cluster(other: dict[str, Any], conflicts: tuple[str, ...]) -> None:
-    """Else the first leader's list alone would decide."""
+    """Otherwise the first leader's list alone would decide."""
     seeds = (msgspec.structs.replace(CONFIG.seeds[0], **other), *CONFIG.seeds[1:])
     asked = CheckStatus("b", "i", "b", 1, 2, CONFIG.cluster, seeds, False)
     assert check_status(CONFIG, "i-a", MetaState(), True, asked).conflicts == conflicts
@@ -873,7 +873,7 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
 
 
 def test_an_invalid_progress_report_is_refused_before_it_is_logged() -> None:
-    """Else every member would apply it."""
+    """Otherwise every member would apply it."""
     host = leads_alone()
     assert host.cluster.meta_replica is not None
     last = host.cluster.meta_replica.raft.log.last_index

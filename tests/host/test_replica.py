@@ -95,7 +95,7 @@ def lead(groups: Groups, voters: Sequence[NodeId] = ()) -> int:
 
 
 def test_a_vote_is_sent_once_it_is_durable() -> None:
-    """Else a restarted node votes for another node in the same term, which then has two leaders."""
+    """Otherwise a restarted node votes for another node in the same term, which then has two leaders."""
     groups = member(THREE)
     hear(groups, "b", VoteRequest(5, 0, 0, False))
     effects = groups.take()

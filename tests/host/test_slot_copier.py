@@ -81,7 +81,7 @@ def test_a_node_without_room_begins_no_pull_and_refuses_orders() -> None:
 
 
 def test_a_pull_waits_a_limited_time_for_files_that_this_node_makes() -> None:
-    """Else a member whose last files are still being made would pull all of them over the network."""
+    """Otherwise a member whose last files are still being made would pull all of them over the network."""
     late = SimpleNamespace(state=SimpleNamespace(is_source_ready=lambda operation: False))
     slot_copier, effects = moving("a", **{"a.1": late})
     op = operation()
@@ -205,7 +205,7 @@ def test_a_live_change_of_the_rate_reaches_the_node() -> None:
 
 
 def test_an_exception_in_a_pull_fails_one_try_of_that_pull_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every part of a pull it is logged, the pull is retried after a moment, and other pulls continue."""
+    """Whichever part raises it, it is logged, the pull is soon retried, and other pulls continue."""
     slot_copier, effects = moving()
     op = operation()
     drive(slot_copier, op)
@@ -223,7 +223,7 @@ def test_an_exception_in_a_pull_fails_one_try_of_that_pull_only(monkeypatch: pyt
     with monkeypatch.context() as patched:
         patched.setattr(moving_room, "sources", lambda *_: 1 // 0)
         effects.fire()
-    assert effects.failures > 2, "also while a source is chosen"
+    assert effects.failures > 2, "the choice of a source is such a part"
     for _ in range(8):
         effects.now += RETRY_MS
         effects.fire()

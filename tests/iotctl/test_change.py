@@ -344,7 +344,7 @@ def test_a_paused_operation_is_shown_with_the_command_that_ends_it(spec: Path) -
 
 
 def test_a_paused_operation_shows_what_was_copied(spec: Path) -> None:
-    """Including bytes that nodes received but have not recorded: `copied 0 B` would be wrong."""
+    """This includes bytes that nodes received but have not recorded: `copied 0 B` would be wrong."""
 
     class Copying(FakeCluster):
         def status(self, node: str) -> NodeStatus:
@@ -376,7 +376,7 @@ def test_cancel_names_its_cost(spec: Path) -> None:
 
 
 def test_several_open_operations_must_be_named(spec: Path) -> None:
-    """Exit 2 listing them."""
+    """The error lists them; exit code 2."""
     cluster = FakeCluster(operations=[make_operation(f"op-{i}", stage=Stage.COPYING) for i in (8, 9)])
     done = iotctl(spec, "ops", "show", cluster=cluster)
     assert done.code == Exit.USAGE and "op-8, op-9" in done.err

@@ -92,7 +92,7 @@ def test_lines_stay_right_over_block_borders(tmp_path: Path, monkeypatch: pytest
 
 
 def test_types_are_inferred_from_the_whole_file(tmp_path: Path) -> None:
-    """Whole numbers stay whole; mostly numbers is a number column; given types win."""
+    """Whole numbers stay whole; a column of mostly numbers is a number column; given types win."""
     path = tmp_path / "c.csv"
     path.write_text("time,i,f,b,s,mixed,x\n1,1,1.5,true,a,1,1\n2,2,2,false,b,2,2\n3,,NA,,1,x,3\n")
     types = infer_types(path, {"x": "INT64"}, "time").types

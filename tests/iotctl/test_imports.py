@@ -88,7 +88,7 @@ def test_bad_rows_of_a_parquet_file_are_skipped_on_request(place: Path) -> None:
 
 
 def test_rows_that_a_node_would_refuse_are_bad_rows(place: Path) -> None:
-    """By the node's own rules: a tag that a file cannot hold is a bad row with its place."""
+    """The node's own rules decide: a row whose tag no file can hold is reported with its place."""
     done, cluster = parquet(place, {"time": [1, 2], "d": ["a", "b\0c"], "v": [1, 2]}, "--tag", "d")
     assert "NUL" in failure(done)["what"] and failure(done)["where"].endswith("row 2") and not cluster.written
     done, cluster = parquet(place, {"time": [1, 2], "d": ["a", "b\0c"], "v": [1, 2]}, "--tag", "d", *SKIP)
@@ -268,8 +268,8 @@ def test_leading_zeros_make_a_code(place: Path) -> None:
     ("stamp", "unit"), [(NOON, "s"), (NOON * 1000, "ms"), (NOON * 10**6, "us"), (NOON * 10**9, "ns")]
 )
 def test_an_unlikely_unit_must_be_named(place: Path, stamp: int, unit: str) -> None:
-    """E6: seconds are not 1970 and nanoseconds not the far future: unlikely milliseconds are refused until
-    the unit is named, in CSV and Parquet alike."""
+    """E6: read as milliseconds, seconds are in 1970 and nanoseconds in the far future. Such times are refused
+    until the unit is named, in CSV and in Parquet."""
     for suffix, load_it in (("csv", csv), ("parquet", parquet)):
         given: Any = f"time,v\n{stamp},1\n" if suffix == "csv" else {"time": [stamp], "v": [1]}
         done, cluster = load_it(place, given)
@@ -390,7 +390,7 @@ def test_a_header_with_a_line_break_is_refused(place: Path, header: str) -> None
 
 @pytest.mark.parametrize("group", ["../../etc", "root..z", "x" * 70_000, "root.\x1b", "root."])
 def test_an_invalid_name_is_refused_with_the_grammar(place: Path, group: str) -> None:
-    """E10: for an import and `data write` alike; nothing is sent."""
+    """E10: this holds for imports and for `data write`; nothing is sent."""
     (place / "a.csv").write_text("time,v\n1,2\n")
     for words in (("data", "import", "a.csv"), ("data", "write", "v=1", "--create")):
         cluster = FakeCluster()

@@ -41,7 +41,7 @@ def test_a_whole_cluster_is_healthy(spec: Path) -> None:
 
 
 def test_a_wrong_clock_is_a_problem_with_its_offset(spec: Path) -> None:
-    """Reported once even if several leaders detect it; the cluster is not healthy while no rows expire."""
+    """It is reported once even if several leaders detect it. No rows expire: the cluster is not healthy."""
 
     class Skewed(FakeCluster):
         def status(self, node: str) -> NodeStatus:

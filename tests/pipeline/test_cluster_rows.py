@@ -76,7 +76,7 @@ def test_without_an_undamaged_holder_reading_fails(maker: Maker, tmp_path: Path,
 
 
 def test_windows_cover_all_times_exactly_once() -> None:
-    """Whatever the manifests say; windows are adjacent, and none is much larger than requested."""
+    """Whatever the manifests say, windows are adjacent, and none is much larger than requested."""
     metas = [
         FileMeta("f", 3, KEY, "t", (1,), 9, "0" * 32, 1000, a, b, (1, 1, 1)) for a, b in ((0, 9999), (5, 5))
     ]

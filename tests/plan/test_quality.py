@@ -71,7 +71,7 @@ def optimum(table: PartitionTable, r: int, *, leaver: str = "") -> int:
 def test_no_even_table_of_a_small_ring_is_reached_with_fewer_bytes(
     n: int, r: int, slots: int, seed: int
 ) -> None:
-    """At most 1.05 times the optimum over all places and all choices of how much each node gives.
+    """A plan copies at most 1.05 times the optimum over all places and all divisions among the giving nodes.
 
     The giving nodes are chosen before the place, which costs one slot or two; of 40 slots that can be 17 %.
     """

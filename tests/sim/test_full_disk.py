@@ -107,8 +107,8 @@ class Plant:
 
 @pytest.mark.parametrize("seed", spread((1, 2)))
 def test_replicas_that_fill_together_refuse_rows_and_recover(seed: int) -> None:
-    """Below the first watermark every group has a leader, refuses rows with the reason, and takes them again
-    as soon as there is room; the nodes lose power and start meanwhile."""
+    """Below the first watermark every group has a leader, refuses rows with the reason, and accepts them
+    again as soon as there is space, although nodes lose power in between."""
     plant = Plant(seed)
     plant.fill(refuse_below(CAPACITY) // 2)
     plant.refuses()

@@ -76,7 +76,7 @@ def parked(scenario: Scenario) -> dict[str, set[str]]:
 
 def test_rows_that_fit_no_file_are_parked_and_move_with_their_slots(poison: None) -> None:
     """Every member parks them alike; a change whose seal closes such rows ends, their copies go to the new
-    holders, and all that was acknowledged is read back, also after a restart."""
+    holders, and all acknowledged rows are read back, also after a restart."""
     scenario = formed(51)
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()

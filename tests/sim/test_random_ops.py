@@ -14,7 +14,7 @@ from tests.sim.spread import SPREAD
 @SPREAD
 @pytest.mark.parametrize("seeds", [[6], [10, 11]])
 def test_nothing_is_left_after_ten_random_operations(seeds: list[int]) -> None:
-    """Also not after a power cut of all nodes; `python -m nodeagent.testing.random_ops` runs more seeds."""
+    """This holds after a power cut of all nodes, too. `python -m nodeagent.testing.random_ops` runs more."""
     failed = [why for why in whys(run, [(seed,) for seed in seeds], 2) if why]
     assert not failed, "\n\n".join(failed)
 

@@ -80,7 +80,7 @@ def test_random_pieces_give_the_same_messages(seed: int) -> None:
 
 
 def test_trailing_bytes_are_kept_for_the_next_feed() -> None:
-    """An unfinished frame behind whole ones is completed later."""
+    """An unfinished frame after whole ones is completed later."""
     data = encoded()
     reader = FrameReader()
     first = reader.feed(data + data[:7])
