@@ -51,9 +51,8 @@ def apply(
         return _unchanged(session, "no changes")
     if file is not None and (ended := _ended(session, plan)) is not None:
         if ended and dry_run:
-            session.output.emit(
-                "plan", plan, lambda: [f"{', '.join(plan.leaving)} left; their agents go too"]
-            )
+            said = f"{', '.join(plan.leaving)} left the cluster; next, their agents are stopped"
+            session.output.emit("plan", plan, lambda: [said])
             return 0
         _finish(session, ended)
         return _unchanged(session, "no changes: the plan was carried out before")
@@ -98,7 +97,8 @@ def _unchanged(session: Session, said: str) -> int:
 def _ended(session: Session, plan: Plan) -> list[Operation] | None:
     """The removals to finish, if the plan was carried out before; else None.
 
-    No iotctl waited for the end of these removals, so the agents run and cluster.yaml lists the nodes still.
+    No iotctl waited for the end of these removals, so the agents still run and cluster.yaml still lists the
+    nodes.
     """
     from iotctl.observe.layout import table_of
     from iotctl.observe.operations import open_operations, removed_by

@@ -27,7 +27,7 @@ _TYPES = {
     "duration": "duration",
     "rate": "rate",
 }
-"""Typer's name of a type: the type's name in playbooks."""
+"""The type's name in playbooks, by its name in typer."""
 
 BUILT_IN = (
     RunnableVerb(

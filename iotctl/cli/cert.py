@@ -36,7 +36,7 @@ def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
         for_all, own = (d(session.source, session.env) for d in (authority_dir, operator_dir))
         missing = _asked(session, lacking)
         return session.output.would(
-            *(f"make the {m}'s certificate in {for_all if m == AUTHORITY else own}" for m in missing)
+            *(f"create the {m}'s certificate in {for_all if m == AUTHORITY else own}" for m in missing)
         )
     _shown(session, initialise)
     session.output.note(f"back up the authority's key: {authority_dir(session.source, session.env)}")
@@ -46,7 +46,7 @@ def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
 @app.command()
 @step(READS)
 def show(ctx: typer.Context) -> int:
-    """List every certificate and its expiry. Uses SSH, so it works even if the cluster rejects yours."""
+    """List every certificate and its expiry, over SSH: this works even if the cluster rejects yours."""
     from iotctl.lifecycle import certificates
 
     return _code(_shown(session_of(ctx), certificates.show))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from iotctl.cli.options import (
     AcceptLayout,
-    Depth,
     DryRun,
     HoldRelease,
     NoMigrate,
     NoWriteSpec,
     Rate,
     Verify,
+    VerifyDepth,
     Wait,
     Yes,
 )
@@ -30,7 +30,7 @@ class ChangeOptions:
     accept_layout: AcceptLayout = False
     no_migrate: NoMigrate = False
     verify: Verify = False
-    depth: Depth = None
+    depth: VerifyDepth = None
     rate: Rate = "auto"
     hold_release: HoldRelease = None
     wait: Wait = True

@@ -50,7 +50,7 @@ def add_node(
     address: NewAddress,
     options: NodeChangeOptions,
 ) -> int:
-    """Add nodes: plan, show, ask, then start the change and watch it."""
+    """Add nodes: show the plan, ask, start the change and watch it."""
     from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_add
 
@@ -122,7 +122,7 @@ def replace_node(
     request = options.request(
         session, dead=dead, write_spec=not options.no_write_spec, host=address.host, port=address.port
     )
-    question = f"replace {old} by {new} in {session.source.name}?"
+    question = f"replace {old} with {new} in {session.source.name}?"
     return execute_plan(
         session, plan, request, question=question, yes=options.yes or dead, dry_run=options.dry_run
     )

@@ -28,7 +28,7 @@ changes.register(app)
 @app.command()
 @step(READS)
 def status(ctx: typer.Context, watch: Watch = False) -> int:
-    """Show the whole cluster: nodes, groups, operations, problems. Works while most agents are down."""
+    """Show the whole cluster: nodes, groups, operations, problems. It works even if most agents are down."""
     from iotctl.cli import views
 
     return _show(session_of(ctx), "cluster-status", views.status_tables, watch=watch)
@@ -138,7 +138,10 @@ def events(
     limit: Annotated[int, typer.Option(min=1, help="Show only this many of the newest events.")] = 200,
     watch: Watch = False,
 ) -> int:
-    """Show events, newest last. Works without a leader. -o jsonl prints one event per line."""
+    """Show events, newest last; --watch adds new events. It needs no leader.
+
+    -o jsonl prints one event per line.
+    """
     import msgspec
 
     from iotctl.cli import views
@@ -176,7 +179,10 @@ def events(
 @app.command("ok-to-stop")
 @step(READS)
 def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
-    """Check whether these nodes may stop at the same time. Exit with 5 if a group would lose its quorum."""
+    """Check whether these nodes may stop at the same time.
+
+    If not, list the groups that would lose their quorum and exit with 5.
+    """
     from iotctl.cli import views
     from iotctl.errors import Exit
     from iotctl.observe import stopping

@@ -56,7 +56,7 @@ def write(
 ) -> None:
     """Write one row; return when it is durable on a majority.
 
-    Refuses a missing table or column without --create, because the name may be mistyped.
+    Without --create, a missing table or column is an error, because the name may be mistyped.
     """
     from time import time as now
 
@@ -99,7 +99,7 @@ def export(
 ) -> None:
     """Export a table to a file, from which `data import` reads the same rows.
 
-    Asks before replacing an existing file that is not empty.
+    The command asks before it replaces an existing file that is not empty.
 
     A spreadsheet may interpret a CSV text that begins with =, +, - or @ as a formula.
     """
@@ -148,8 +148,8 @@ def delete(
 ) -> None:
     """Delete the rows of a table that match tags and a time range.
 
-    Keeps rows that are written after it starts. Returns when the deletion is durable on a majority of every
-    group.
+    Rows that are written after the start remain. The command returns when the deletion is durable on a
+    majority of every group.
     """
     from iotctl.rows.selection import count_rows, delete_rows
 
@@ -278,7 +278,7 @@ def schema(
 ) -> None:
     """Show tables with their columns and TTL; with --set-ttl, change the TTL of a table.
 
-    Asks for the cluster's name if the TTL would delete rows at once.
+    The command asks for the cluster's name if the TTL would delete rows at once.
     """
     from iotctl.cli import rows
 

@@ -176,8 +176,8 @@ def _looked_again(
 ) -> Deployment:
     """Plan again under the lock: another program may have changed the machines since the plan was shown.
 
-    An agent that stopped or started since then does not count as a difference: a broken one does so all the
-    time.
+    An agent that stopped or started since then does not count as a difference, because a broken one does so
+    repeatedly.
 
     Raises:
         RefusedProblem: a machine differs from the plan that was shown.

@@ -78,7 +78,7 @@ def _ask(session: Session, new: list[EnrolledHost], yes: bool) -> None:
     for row in new:
         session.output.note(f"{row.node}: {row.host} {row.type} {row.fingerprint} ({row.state})")
     these = "this key" if len(new) == 1 else f"these {len(new)} keys"
-    session.confirm(f"trust {these}, compared with what the machines' consoles show?", yes=yes)
+    session.confirm(f"trust {these} (compare the fingerprints with the machines' consoles)?", yes=yes)
 
 
 @step(READS)

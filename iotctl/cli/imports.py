@@ -38,9 +38,7 @@ def _type(text: str) -> str:
 class ImportOptions:
     """How the columns and rows of a file are read."""
 
-    time: Annotated[str, typer.Option("--time", help="Time column: whole numbers or ISO 8601 texts.")] = (
-        "time"
-    )
+    time: Annotated[str, typer.Option("--time", help="Time column: whole numbers or ISO 8601 text.")] = "time"
     time_unit: Annotated[
         str,
         typer.Option(
@@ -119,9 +117,9 @@ def import_(
 ) -> None:
     """Import a file; columns that are neither the time nor tags become fields.
 
-    Creates the table if it is missing.
+    The table is created if it is missing.
 
-    Checks the whole file before writing the first row; --dry-run shows the result of the check.
+    The whole file is checked before the first row is written; --dry-run shows the result of the check.
     """
     from iotctl.cli import rows
     from iotctl.rows.examples import named_file
@@ -139,8 +137,8 @@ def import_(
         written = rows
 
     session.on_interrupt = lambda: (
-        f"{written} rows are written, and perhaps some more",
-        "run the same command again; equal rows overwrite",
+        f"{written} rows were written, perhaps more",
+        "run the same command again; equal rows overwrite each other",
     )
     with session.progress() as progress:
         report = import_file(

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = False) -> None:
     """Enable the new release's features, once every node runs the new release.
 
-    Raises the cluster's feature level to the highest level that all nodes support. Before this command, every
+    This raises the cluster's feature level to the highest level that all nodes support. Until then, every
     node can go back to the previous release; afterwards, none can.
     """
     import msgspec

@@ -115,7 +115,7 @@ def stop(
     whole = set(names) == set(session.source.node_names)
     if not whole:
         _check_may_stop(session, names)
-    what = f"all {len(names)} nodes; the cluster is down then" if whole else ", ".join(names)
+    what = f"all {len(names)} nodes, which takes the cluster down" if whole else ", ".join(names)
     if dry_run:
         emit_waves(session, RestartPlan([names], [], ""), "stop")
         return

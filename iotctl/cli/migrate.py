@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.option_sets import with_option_sets
-from iotctl.cli.options import Depth, DryRun, Master, Rate, Verify, Yes
+from iotctl.cli.options import Depth, DryRun, Master, Rate, VerifyDepth, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import Traits, never, step
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MASTER = "local[*]"
 WAITS = ("waiting_migrate", "waiting_signoff", "waiting_release")
 REMOVAL_TIMEOUT_S = 30.0
-"""How long `migrate` waits for the end of a removal after the copies are released."""
+"""How long `migrate` waits for the end of a removal after the old copies are released."""
 
 
 Report = Annotated[
@@ -49,8 +49,10 @@ class JobOptions:
 @with_option_sets
 def migrate(
     ctx: typer.Context,
-    verify_: Verify = False,
-    depth: Depth = None,
+    verify_: Annotated[
+        bool, typer.Option("--verify", help="Compare the copies with the old data, then sign off.")
+    ] = False,
+    depth: VerifyDepth = None,
     operation: Annotated[
         str | None,
         typer.Option("--op", metavar="ID", help="Operation id; default: the only open operation."),
@@ -139,7 +141,7 @@ class ReplicaFilters:
 
     slot: Annotated[list[int] | None, typer.Option(help="Compare only this slot; repeatable.")] = None
     node: Annotated[
-        list[str] | None, typer.Option(help="Compare only replicas on this node; repeatable.")
+        list[str] | None, typer.Option(help="Compare only groups with this node as a member; repeatable.")
     ] = None
     storage_group: Annotated[
         list[str] | None, typer.Option(help="Compare only this storage group; repeatable.")

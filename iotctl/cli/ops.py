@@ -1,4 +1,4 @@
-"""`iotctl ops`: the cluster's operations, which run on whether or not iotctl runs."""
+"""`iotctl ops`: the cluster's operations, which continue whether or not iotctl runs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
 
 @app.command()
 def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
-    """Resume a paused or waiting operation, then watch it. Safe to repeat.
+    """Resume a paused or waiting operation, then watch it. It is safe to repeat this command.
 
     If an operation is paused and also waits, this only ends the pause; the last line names what it waits for.
     """
@@ -125,7 +125,7 @@ def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = Fals
 def cancel(
     ctx: typer.Context, operation: Id, dry_run: DryRun = False, yes: Yes = False, confirm: Confirm = None
 ) -> None:
-    """Cancel an operation. Possible up to stage SEALED, refused from OPEN on."""
+    """Cancel an operation. This is possible up to stage SEALED and refused from OPEN on."""
     from iotctl.cli.watching import watch_operation
     from iotctl.errors import RefusedProblem
     from iotctl.observe.operations import cancel_cost, control, describe_operation, pick, received_bytes
@@ -186,7 +186,7 @@ def unlock(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Break the cluster lock of a program that died; if the program still runs, it stops."""
+    """Take the cluster lock from a program that hangs; the program's next step is then refused."""
     from iotctl.change.lock import described, drop, kept
     from iotctl.errors import RefusedProblem
 

@@ -66,8 +66,8 @@ def format_of(arguments: Sequence[str]) -> str:
 
 
 def one_of(*allowed: str, former: tuple[str, ...] = ()) -> Callable[[str], str]:
-    """A parser that takes only `allowed`, and `former` names without mentioning them. It checks playbooks too
-    (`catalogue`)."""
+    """A parser that accepts only `allowed`, and `former` names, which errors do not mention. It also checks
+    playbooks (`catalogue`)."""
 
     def parse(text: str) -> str:
         if text not in allowed and text not in former:
@@ -94,7 +94,7 @@ Confirm = Annotated[
     typer.Option("--confirm", metavar="NAME", help="The cluster's name, if the command asks for it."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do; change nothing.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for completion.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 s until interrupted.")]
 AcceptLayout = Annotated[
     bool,
@@ -109,6 +109,15 @@ Depth = Annotated[
         metavar="|".join(DEPTHS),
         parser=one_of(*DEPTHS),
         help="Compare file lists, file hashes, or (by default) every value.",
+    ),
+]
+VerifyDepth = Annotated[
+    str | None,
+    typer.Option(
+        "--depth",
+        metavar="|".join(DEPTHS),
+        parser=one_of(*DEPTHS),
+        help="Verify file lists, file hashes, or (by default) every value; implies --verify.",
     ),
 ]
 Rate = Annotated[
@@ -143,7 +152,7 @@ Master = Annotated[
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", help="Node names.")]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Node name.")]
 NoMigrate = Annotated[
-    bool, typer.Option("--no-migrate", help="Stop before data moves; continue with `iotctl migrate`.")
+    bool, typer.Option("--no-migrate", help="Stop before data is copied; continue with `iotctl migrate`.")
 ]
 HoldRelease = Annotated[
     str | None,
@@ -151,7 +160,7 @@ HoldRelease = Annotated[
         "--hold-release",
         metavar="24h",
         parser=Duration,
-        help="Retain the old copies this long; no other change can start until then.",
+        help="Retain the old copies this long or until `ops release`; no other change can start before then.",
     ),
 ]
 NoWriteSpec = Annotated[

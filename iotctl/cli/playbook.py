@@ -90,7 +90,7 @@ def run(
         bool, typer.Option("--fail-on-change", help="Report a change as a failure in JUnit, to find drift.")
     ] = False,
 ) -> int:
-    """Run the steps that are not done yet. Stops at a failure; `--resume` continues the run."""
+    """Run the steps that are not done yet. A run stops at a failure; `--resume` continues it."""
     from iotctl.errors import UsageProblem
     from iotctl.playbook.journal import FileJournal, RunJournal, find_run, new_run_id
     from iotctl.spec.find import runs_dir

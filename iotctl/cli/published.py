@@ -128,7 +128,7 @@ class DataExport(msgspec.Struct):
 
 
 class ClusterAgents(msgspec.Struct):
-    """`what` happened to `nodes`: `started` or `stopped`. Nodes in that state before are left out."""
+    """`what` happened to `nodes`: `started` or `stopped`. Nodes already in that state are left out."""
 
     what: str
     nodes: list[str]

@@ -109,7 +109,7 @@ def demo_tables(r: DemoReport) -> list[Table | str]:
     checks = [
         ("rows", f"{count_text(r.rows_before)} before, {count_text(r.rows_after)} after"),
         ("series", f"{count_text(r.series)} checksums before and after: {equal}"),
-        ("writer", f"{r.acknowledged} places, every acknowledged row present: {equal}"),
+        ("writer", f"{r.acknowledged} acknowledged rows, read back: {equal}"),
         ("reader", f"{count_text(r.strong_reads)} strong reads during the changes"),
         ("longest write", ", ".join(f"{h} {ms} ms" for h, ms in r.write_pause_ms.items())),
         ("verified", f"{r.verified}, at depth content"),

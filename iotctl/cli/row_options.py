@@ -48,9 +48,9 @@ class TableName:
         return table_of(session.cluster, self.storage_group, self.table)
 
 
-MaybeGroup = Annotated[str | None, typer.Option("--storage-group", help="Only this storage group.")]
-MaybeTable = Annotated[str | None, typer.Option("--table", help="Only this table.")]
-Fields = Annotated[str | None, typer.Option("--fields", metavar="A,B", help="Only these fields.")]
+MaybeGroup = Annotated[str | None, typer.Option("--storage-group", help="Limit to this storage group.")]
+MaybeTable = Annotated[str | None, typer.Option("--table", help="Limit to this table.")]
+Fields = Annotated[str | None, typer.Option("--fields", metavar="A,B", help="Read only these fields.")]
 Time = Annotated[
     str | None,
     typer.Option("--time", metavar="TIME", parser=_time, help="Time of the row; default: now."),
@@ -65,7 +65,7 @@ Where = Annotated[
         "--where",
         metavar="TAG=VALUE",
         parser=_where,
-        help="Only rows whose tag has this value; repeatable. Values of the same tag are alternatives.",
+        help="Select rows whose tag has this value; repeatable. Values of the same tag are alternatives.",
     ),
 ]
 From = Annotated[

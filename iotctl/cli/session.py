@@ -131,7 +131,7 @@ class Session:
     def locked(self, what: str) -> Iterator[None]:
         """Hold the cluster's lock, so that only one program works on its machines.
 
-        A cluster that does not answer cannot give its lock; the block then runs without it (to start the
+        A cluster that does not answer cannot grant its lock; the block then runs without it (to start the
         cluster, for example).
 
         Raises:

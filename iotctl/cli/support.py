@@ -26,8 +26,8 @@ def bundle(
 ) -> None:
     """Write an archive: cluster.yaml, status, events, operations, versions, logs of a local fleet.
 
-    Works while nodes are down, and names them. The archive holds no private keys and no rows; values in
-    cluster.yaml that look like secrets are redacted.
+    The command works while nodes are down, and names them. The archive holds no private keys and no rows;
+    values in cluster.yaml that look like secrets are redacted.
     """
     from iotctl.cli import views
     from iotctl.observe.bundle import default_name, write_bundle

@@ -66,7 +66,11 @@ def operation_progress(progress: Progress) -> Callable[[Operation], None]:
 
 
 def watch_operation(session: Session, operation: str) -> None:
-    """Wait for `operation`, finish a removal on this side, and print it. A cancelled operation is exit 5."""
+    """Wait for `operation`, finish a removal locally, and print the operation.
+
+    Raises:
+        RefusedProblem: it was cancelled.
+    """
     from iotctl.change.execute import finish_removal
     from iotctl.cli import views
     from iotctl.observe.operations import Operations, describe_operation, wait_operation

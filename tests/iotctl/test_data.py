@@ -229,8 +229,8 @@ def test_an_interrupted_import_reports_its_progress(spec: Path, monkeypatch: pyt
     done, _ = load(spec, "time,v\n" + "".join(f"{i},1\n" for i in range(1000)), cluster=cluster)
     failure = json.loads(done.out)["error"]
     rows = sum(w[2].num_rows for w in cluster.written)
-    assert (done.code, failure["why"]) == (130, f"{rows} rows are written, and perhaps some more")
-    assert failure["next"] == "run the same command again; equal rows overwrite"
+    assert (done.code, failure["why"]) == (130, f"{rows} rows were written, perhaps more")
+    assert failure["next"] == "run the same command again; equal rows overwrite each other"
 
 
 def test_progress_of_an_import_is_in_bytes_up_to_the_files_size(
