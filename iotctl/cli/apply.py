@@ -51,7 +51,8 @@ def apply(
         return _unchanged(session, "no changes")
     if file is not None and (ended := _ended(session, plan)) is not None:
         if ended and dry_run:
-            said = f"{', '.join(plan.leaving)} left the cluster; next, their agents are stopped"
+            nodes = ", ".join(str(operation.leaving) for operation in ended)
+            said = f"{nodes} left the cluster; next, their agents are stopped"
             session.output.emit("plan", plan, lambda: [said])
             return 0
         _finish(session, ended)

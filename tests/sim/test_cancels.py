@@ -57,5 +57,5 @@ def test_a_duplicate_request_after_the_cancel_begins_nothing(monkeypatch: pytest
     ) == before
 
 
-def test_every_hold_point_is_cancelled_in_every_way() -> None:
+def test_an_operation_is_cancelled_at_every_failpoint_in_every_way() -> None:
     assert {(c.point, c.way) for c in cases() if not c.skipped} == {(p, w) for p in POINTS for w in WAYS}

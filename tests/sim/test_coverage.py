@@ -86,7 +86,7 @@ def test_a_failure_without_a_message_is_reported() -> None:
         assert find(Run("groups", 3, twice=False)).why == "AssertionError()"
 
 
-def test_a_steered_run_that_fails_names_its_focus_too() -> None:
+def test_a_run_with_a_focus_that_fails_names_the_focus_too() -> None:
     run = Run("clusters", 5, False, (("kill", JOBS[3]),))
     with mock.patch.object(ClusterSwarm, "report", side_effect=AssertionError("S6")):
         assert f"replay: python -m {run.command}" in find(run).why
@@ -136,7 +136,7 @@ def test_a_document_without_marks_is_refused_before_anything_runs(
     assert path.read_text() == "before\n"
 
 
-def test_a_steered_run_looks_for_the_rarest_events() -> None:
+def test_a_run_with_a_focus_looks_for_the_rarest_events() -> None:
     rare = {("kill", JOBS[0]), ("kill", JOBS[3]), ("power cut", JOBS[1]), ("failed job", JOBS[2])}
     rare |= {("failed on disk", "rename staging"), ("fault", "stall"), ("fault", "jump")}
     rare |= {("operation", "add-node OPEN")}

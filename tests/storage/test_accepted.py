@@ -129,7 +129,7 @@ def alike(one: pa.Table, other: pa.Table, schema: TableSchema) -> bool:
     )
 
 
-def check_whole_way(schema: TableSchema, batch: pa.RecordBatch, tsfile: TsFileFormat) -> None:
+def check_round_trip(schema: TableSchema, batch: pa.RecordBatch, tsfile: TsFileFormat) -> None:
     """Close into two files, read, merge, and check the copy as `verify` does."""
     check_fileable(schema)
     whole = pa.Table.from_batches([batch])
@@ -198,7 +198,7 @@ def test_accepted_rows_pass_unchanged_through_every_step(tsfile: TsFileFormat, g
         batch = rows_of(schema, columns)
     except InvalidInput:
         assume(False)
-    check_whole_way(schema, batch, tsfile)
+    check_round_trip(schema, batch, tsfile)
 
 
 def test_many_long_names_and_a_large_text_pass_unchanged_through_every_step(tsfile: TsFileFormat) -> None:
@@ -206,4 +206,4 @@ def test_many_long_names_and_a_large_text_pass_unchanged_through_every_step(tsfi
     fields = [Column(f"{i:03d}".ljust(NAME_BYTES_MAX, "c"), "DOUBLE", False) for i in range(40)]
     schema = TableSchema("sg", "t", 1, (TAG, Column("x", "TEXT", False), *fields))
     columns: list[list[Any]] = [[1, 2], ["a", "a"], ["z" * (7 << 20), None], *([[1.0, None]] * 40)]
-    check_whole_way(schema, rows_of(schema, columns), tsfile)
+    check_round_trip(schema, rows_of(schema, columns), tsfile)
