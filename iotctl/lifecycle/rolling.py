@@ -1,7 +1,7 @@
 """Rolling restart: restarts agents a few at a time while the cluster keeps serving.
 
-Each batch passes the same gate as `ok-to-stop`: its nodes stop only if every group keeps its quorum without
-them, by the nodes' present statuses. The restart fails closed: at the first doubt, no further node stops.
+Each batch passes the same gate as `ok-to-stop`: its nodes stop only if, according to the current
+statuses of all nodes, every group keeps its quorum without them. If this is uncertain, no further node stops.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,16 +23,16 @@ from nodeagent.model.ids import META
 from nodeagent.model.requests import Accepted, Drain, NodeStatus
 
 GATE_S = 120.0
-"""How long a node may take to come back, and groups to recover, before the restart ends."""
+"""How long a node may take to come back, and groups to recover, before the restart is aborted."""
 
 STILL_S = 10.0
 """How long a new leader may take to hear its followers after a drain."""
 
 POLL_S = 0.25
 
-BY_A_ROLL = ", to restart it"
-"""Suffix of the operator's name in the audit log: before `Feature.REASONS`, the only record of why a node
-drains."""
+RESTART_SUFFIX = ", to restart it"
+"""Suffix of the operator's name in the audit log. Below feature level `REASONS`, nothing else records that a
+rolling restart drained the node."""
 
 OnStep = Callable[[str, int, int, str], None]
 """Called with the step, how many of how many nodes are done, and the node concerned."""
@@ -40,7 +40,7 @@ OnStep = Callable[[str, int, int, str], None]
 
 class RestartReport(msgspec.Struct, frozen=True):
     """`order`: the batches of nodes that were down together. `draining`: the nodes that were draining before
-    and still are. `undrained`: the nodes that a killed rolling restart had left draining."""
+    and still are. `undrained`: the nodes that an earlier restart, which was killed, had left draining."""
 
     restarted: list[str]
     order: list[list[str]]
@@ -49,8 +49,8 @@ class RestartReport(msgspec.Struct, frozen=True):
 
 
 class RestartPlan(msgspec.Struct, frozen=True):
-    """A rolling restart as it would go in the present state of the cluster: `waves` stop one after the other;
-    `blocked` nodes cannot stop, because of `why`."""
+    """A rolling restart as it would proceed now: `waves` stop one after the other; `blocked` nodes cannot
+    stop, because of `why`."""
 
     waves: list[list[str]]
     blocked: list[str]
@@ -87,7 +87,8 @@ def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int) -> list[
 
 
 def left_draining(cluster: Cluster) -> list[str]:
-    """Nodes that drain only because of a rolling restart; to the holder of the lock, a killed one."""
+    """Nodes that drain only because of a rolling restart. If the caller holds the lock, no restart runs, so
+    that restart was killed."""
     view = cluster.meta(strong=True)
     if view.level >= Feature.REASONS:
         return [n.node for n in view.nodes if n.for_restart]
@@ -97,7 +98,7 @@ def left_draining(cluster: Cluster) -> list[str]:
         verb, _, node = what.partition(" ")
         if verb in ("drain", "undrain"):
             last[node] = who
-    return [n for n in draining if last.get(n, "").endswith(BY_A_ROLL)]
+    return [n for n in draining if last.get(n, "").endswith(RESTART_SUFFIX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,8 @@ def rolling(
     check: Callable[[], int] = lambda: 0,
     timing: Timing = REAL_TIME,
 ) -> RestartReport:
-    """Restart `names`, at most `at_once` at the same time. Nodes that the cluster does not know hold no data
-    and come first. Before that, nodes that a killed rolling restart left draining are undrained.
+    """Restart `names`, at most `at_once` at the same time. If `alone`, first undrain the nodes that a killed
+    rolling restart left draining. Nodes that the cluster does not know hold no data and are restarted first.
 
     Args:
         between: called for a node while it is down.
@@ -164,9 +165,9 @@ class _Roll:
         self._between = between
         self._check = check
         self._timing = timing
-        self._by = request.by + BY_A_ROLL
+        self._by = request.by + RESTART_SUFFIX
         self._drained: set[str] = set()
-        """Nodes that were draining before."""
+        """Nodes that were draining before this restart."""
 
     def run(self) -> RestartReport:
         cluster, names = self._cluster, self._names
@@ -200,7 +201,7 @@ class _Roll:
         try:
             batch = self._gate(left)
             for node in batch:
-                self._on_step("moving leaders off", over, len(self._names), node)
+                self._on_step("transferring leadership", over, len(self._names), node)
                 lock = self._check()
                 if node not in self._drained:
                     ours.append(node)
@@ -315,8 +316,8 @@ def _let_lead(cluster: Cluster, node: str, by: str, lock: int) -> int:
 
 
 def _undrain(cluster: Cluster, nodes: Sequence[str], by: str, lock: int) -> list[str]:
-    """Undrain the nodes; returns those for which that could not be recorded. If the lock was lost, that is
-    all of them: another command may need them to drain by now."""
+    """Undrain the nodes; returns those for which this could not be recorded: all if the lock was lost, since
+    another command may need them to drain by now."""
     still = []
     for node in nodes:
         try:

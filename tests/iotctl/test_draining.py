@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.lifecycle.rolling import BY_A_ROLL, left_draining
+from iotctl.lifecycle.rolling import RESTART_SUFFIX, left_draining
 from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.requests import Drain
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
@@ -67,7 +67,7 @@ def test_an_operator_can_keep_a_node_drained_that_a_killed_restart_left_draining
 ) -> None:
     """Otherwise the next rolling restart would undrain it against the operator's wish."""
     cluster = FakeCluster(level=level)
-    cluster.call_meta(Drain("node2", True, f"me{BY_A_ROLL}", for_restart=True))
+    cluster.call_meta(Drain("node2", True, f"me{RESTART_SUFFIX}", for_restart=True))
     assert left_draining(cluster) == ["node2"]
     assert iotctl(spec, "cluster", "drain", "node2", cluster=cluster).code == 0
     assert cluster.drained == {"node2"} and left_draining(cluster) == []

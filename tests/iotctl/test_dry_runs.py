@@ -9,7 +9,7 @@ import typer
 
 from iotctl.cli.catalogue import verbs
 from iotctl.cli.main import whole_tree
-from iotctl.lifecycle.rolling import BY_A_ROLL
+from iotctl.lifecycle.rolling import RESTART_SUFFIX
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import BeginChange, TakeLock
 from nodeagent.model.schema import Column, TableSchema
@@ -82,7 +82,7 @@ def test_drains(place: Path) -> None:
     cluster.drained = {"node1"}
     assert would(place, "cluster drain node1", cluster) == []
     assert would(place, "cluster undrain node1", cluster) == ["allow node1 to lead groups"]
-    cluster.audit.append((1, f"ann{BY_A_ROLL}", "drain node1"))
+    cluster.audit.append((1, f"ann{RESTART_SUFFIX}", "drain node1"))
     (keep,) = would(place, "cluster drain node1", cluster)
     assert keep.startswith("keep node1 draining")
     assert iotctl(place, "cluster", "drain", "node9", "--dry-run", cluster=cluster).code != 0

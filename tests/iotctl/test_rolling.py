@@ -7,7 +7,14 @@ import msgspec
 import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
-from iotctl.lifecycle.rolling import BY_A_ROLL, RestartReport, RollRequest, left_draining, plan_waves, rolling
+from iotctl.lifecycle.rolling import (
+    RESTART_SUFFIX,
+    RestartReport,
+    RollRequest,
+    left_draining,
+    plan_waves,
+    rolling,
+)
 from iotctl.observe.timing import Timing
 from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.ids import META
@@ -203,7 +210,7 @@ def test_a_node_that_was_draining_before_keeps_draining() -> None:
 @pytest.mark.parametrize("level", [FIRST, Feature.REASONS])
 def test_nodes_that_a_killed_restart_left_draining_are_undrained(level: int) -> None:
     """The restart was killed while node2 was down. node4 was drained by a restart, later by an operator."""
-    cluster, roller = FakeCluster(level=level), f"me{BY_A_ROLL}"
+    cluster, roller = FakeCluster(level=level), f"me{RESTART_SUFFIX}"
     for by, draining in ((roller, True), ("me", False), ("ann", True)):
         cluster.call_meta(Drain("node4", draining, by, for_restart=by == roller))
     cluster.call_meta(Drain("node2", True, roller, for_restart=True))
