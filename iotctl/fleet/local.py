@@ -212,7 +212,7 @@ class LocalFleet:
         """Raises `RefusedProblem` for a directory with other content."""
         if self.directory.is_dir() and any(self.directory.iterdir()) and not self._marked:
             raise RefusedProblem(
-                f"{self.directory} is not empty and no local fleet; nothing was changed",
+                f"{self.directory} is not empty and is not a local fleet; nothing was changed",
                 why="it was not created by `iotctl local up`",
                 next="choose another --dir",
             )

@@ -15,7 +15,7 @@ def lost(name: str, error: Exception) -> Unreachable:
     return Unreachable(
         f"{name}: the SSH connection was lost",
         why=f"{error or type(error).__name__}; the command may have run",
-        next="repeat the command: it changes nothing twice",
+        next="repeat the command: what is already done is not changed again",
         where=name,
     )
 

@@ -104,7 +104,7 @@ def look(source: ClusterSource, node: NodeEntry, host: Host) -> Found:
 
 
 def facts_of(source: ClusterSource, node: NodeEntry, host: Host) -> Facts:
-    """The facts of the machine, without those of its node. Raises `Unreachable`."""
+    """The facts of the machine, without what it holds of the node. Raises `Unreachable`."""
     machine, runs = ask(host, _about_machine(source, node), _about_agent(source, node))
     return facts.facts_of(machine, host, agent=bool(running_in(runs).agent))
 
@@ -162,7 +162,7 @@ def chosen(source: ClusterSource, names: Sequence[str]) -> list[NodeEntry]:
     if unknown:
         raise UsageProblem(
             f"{source.path} does not list {', '.join(unknown)}",
-            next=f"name nodes of the file: {', '.join(source.node_names)}",
+            next=f"name nodes that it lists: {', '.join(source.node_names)}",
         )
     return [n for n in source.file.nodes if not names or n.name in names]
 

@@ -43,8 +43,8 @@ DAMAGED_SETTLE_S = 3.0
 SETTLE_POLL_S = 0.2
 
 QUIET_S = 15.0
-"""How often the close is repeated on the leader: it suspends merges for 30 s after each, since a replica that
-lags would lack the merged files."""
+"""How often the close is repeated on the leader, which suspends merges for 30 s after each close: a replica
+that lags would lack the merged files."""
 
 RECHECKS = 3
 RECHECK_DELAY_S = 1.0
@@ -127,7 +127,7 @@ def view_groups(
     cluster: Cluster, groups: Sequence[GroupRecord], chosen: FileSelection, progress: Progress
 ) -> tuple[list[GroupView], list[Unread]]:
     """The manifests of all replicas at their group's cut, and the replicas without an answer."""
-    progress.update("closing files in memory", 0, len(groups))
+    progress.update("closing rows in memory", 0, len(groups))
     cuts = at_once(lambda g: _cut(cluster, g.group, chosen.slots), groups)
     views = [GroupView(g.group, cut, g.members) for g, cut in zip(groups, cuts, strict=True)]
     pairs = [(view, node) for view, g in zip(views, groups, strict=True) for node in g.members]
@@ -192,8 +192,8 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: FileSelec
 def _damaged(
     reply: ManifestReply, files: Mapping[str, FileMeta], chosen: FileSelection
 ) -> tuple[DamagedFile, ...]:
-    """Damage of the chosen files; without a choice, also of retained files of slots that left the group,
-    which the nodes that copied them reported."""
+    """Damage to the chosen files. If all files are chosen, also damage to retained files of slots that left
+    the group; the nodes that copied these files reported it."""
     listed = {f.name for f in reply.files}
     every = not chosen.slots and not chosen.storage_groups
     return tuple(d for d in reply.damaged if d.file in files or (every and d.file not in listed))
@@ -214,7 +214,7 @@ def compare_manifests(
 ) -> tuple[list[Mismatch], list[Unread]]:
     """Files whose recorded size, hash or sums differ between the replicas of a group.
 
-    Differences are checked again: a file may just be being adopted or released.
+    Differences are checked again, since replicas adopt and release a file at different moments.
     """
     mismatches: list[Mismatch] = []
     unread: list[Unread] = []

@@ -29,7 +29,7 @@ class AgentInspector:
         names = list_of(use.arguments.get("nodes") or []) or list(self._cluster().statuses())
         names = self._long_running(names, use)
         if names:
-            return would(f"restart {', '.join(names)}, one by one")
+            return would(f"restart {', '.join(names)}")
         return self._left_draining() or done(f"no agent has run for {use.arguments['older_than']}")
 
     def _left_draining(self) -> Inspection | None:

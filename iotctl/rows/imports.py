@@ -46,7 +46,7 @@ def import_file(
     Raises:
         InputProblem: bad rows (with their lines), missing columns, an unreadable file; nothing was written.
         NodeAgentError: nothing was written.
-        Partly, Unknown: some rows were written; says how many.
+        Partly, Unknown: some rows were written, or may be; the error says how many.
     """
     started = time.monotonic()
     job = open_import(request, cluster.schemas())
@@ -171,7 +171,7 @@ def _partly_written(
     return kind(
         f"{written} of {rows} rows were written, {rest}",
         why=error.what,
-        next="repeat the command: a row that was written before is overwritten by itself",
+        next="repeat the command: writing the same rows again is safe",
     )
 
 

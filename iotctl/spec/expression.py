@@ -78,7 +78,7 @@ def substitute(value: Any, lookup: Lookup) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """`value` as YAML text; a list has commas."""
+    """`value` as YAML text; the items of a list are joined by commas."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:
@@ -94,7 +94,8 @@ def condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise BadExpression(
-            f"{text.strip()!r} is not a condition: write ${{a}}, not ${{a}}, or ${{a}} == b, text in quotes"
+            f"{text.strip()!r} is not a condition; write `${{a}}`, `not ${{a}}` or `${{a}} == b`,"
+            " with text in quotes"
         )
     left, right = found["left"], found["right"] or ""
     if not found["op"] and not left.startswith("${") and left not in _WORDS:
@@ -106,7 +107,7 @@ def condition(text: str) -> Condition:
 
 
 def holds(what: Condition, lookup: Lookup) -> bool:
-    """Whether the condition holds. A value equals a text if the text is the value in YAML.
+    """Whether the condition holds. A value equals a text if the text is its YAML notation.
 
     Raises:
         BadExpression: the values cannot be compared. KeyError: from `lookup`.
