@@ -133,7 +133,7 @@ class Starting:
 
 @contextlib.contextmanager
 def started(provisioner: Provisioner, entry: NodeEntry) -> Iterator[Starting]:
-    """Runs the agent of a new node for the block; stops it again if the change did not begin."""
+    """Starts the agent of a new node before the block; stops it again if the change did not begin."""
     starting = Starting()
     begun = provisioner.start(entry)
     try:

@@ -128,7 +128,8 @@ ln -sfn "$target" "$home/app.new"
 mv -T "$home/app.new" "$home/app"
 """
 )
-"""A version records the data directories of all clusters that were linked to it, and the time of the last."""
+"""A version records the data directories of all clusters that were linked to it, and the time of the last
+link."""
 
 PRUNE = r"""
 set -eu
@@ -143,7 +144,7 @@ for mark in $(ls -dt -- */.nodes); do
     for file in "$mark"/*; do
         [ -e "$file" ] || continue
         home=$(cat "$file")
-        # Deleted, or on a disk that is not mounted, or another user's: without access we cannot know.
+        # It may be deleted, on an unmounted disk, or another user's: without access we cannot know.
         if [ ! -x "$home" ] || [ "$home/app" -ef "$version" ]; then continue 2; fi
     done
     for process in /proc/[0-9]*; do
@@ -157,7 +158,7 @@ for mark in $(ls -dt -- */.nodes); do
     echo "$version"
 done
 """
-"""Of the unused versions, the one linked last stays, for a rollback."""
+"""Keeps the unused version that was linked last, for a rollback."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -318,7 +319,7 @@ def configure(service: Service, wanted: Wanted, made: Sequence[Change]) -> None:
 
 
 def prune(host: Host, install_dir: str, current: str) -> list[str]:
-    """Delete the versions that no directory is linked to and no process runs, except the last one used.
+    """Delete the versions that no directory is linked to and no process runs, except the last one linked.
 
     Returns: the deleted versions.
 

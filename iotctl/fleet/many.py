@@ -17,7 +17,7 @@ def each(
 ) -> list[B | Unreachable]:
     """The results in the order of the items; `done` is called with the number of items that are done.
 
-    The result of an unreachable machine is its error; any other error is raised at once.
+    The result of an unreachable machine is its error; any other error is raised.
     """
 
     def one(item: A) -> B | Unreachable:

@@ -54,7 +54,7 @@ files belong to."""
 
 
 def archive(host: Host, home: str) -> str:
-    """Archive the files of a removed node where no agent finds them. Returns the directory, "" if no files.
+    """Archive the files of a removed node where no agent finds them. Returns the directory, "" if none.
 
     The files stay on their file system, so nothing is copied, and a new node can be created in `home`.
 
@@ -66,7 +66,7 @@ def archive(host: Host, home: str) -> str:
 
 
 def clear(host: Host, home: str, cluster: str) -> str:
-    """Delete a node of `cluster` and the archived files of its removed nodes.
+    """Delete the node in `home`, and the files archived there of removed nodes of `cluster`.
 
     Returns: the names of other files, which stay in `home`.
 

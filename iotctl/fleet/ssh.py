@@ -1,6 +1,6 @@
 """SSH connections; only this package imports fabric and paramiko.
 
-Differences to fabric's defaults: a host key must be known (fabric accepts any key); the socket has
+Differences from fabric's defaults: a host key must be known (fabric accepts any key); the socket has
 TCP_NODELAY, without which each short command waits 40 ms for a delayed acknowledgement; every wait has a
 timeout; one connection per host and gateway is kept for the whole command; keys of the SSH agent come first.
 """
@@ -181,7 +181,7 @@ class Connector:
         return self._again(connect, route, target.name)
 
     def _again(self, work: Callable[[], T], route: Route, name: str) -> T:
-        """Run `work`, and retry with growing pauses if sshd dropped the handshake as one too many."""
+        """Run `work`; retry with growing pauses if sshd dropped the handshake because of too many others."""
         with self._handshakes_of(route.jump):
             for attempt in range(ATTEMPTS):
                 began = time.monotonic()
@@ -307,7 +307,7 @@ def _received(channel: paramiko.Channel, end: float) -> tuple[bytes, bytes]:
     news = select.poll()
     news.register(channel.fileno(), select.POLLIN)
     while True:
-        over = channel.eof_received or channel.closed  # read first: data before the end has then arrived
+        over = channel.eof_received or channel.closed  # read first: all data before the end has then arrived
         some = False
         for ready, receive, into in streams:
             if ready():
@@ -319,7 +319,7 @@ def _received(channel: paramiko.Channel, end: float) -> tuple[bytes, bytes]:
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            # Not until `end` in one wait: paramiko's event can lose one of two simultaneous signals.
+            # Several short waits, since paramiko's event can lose one of two simultaneous signals.
             news.poll(min(left, LOOK_S) * 1e3)
     (_, _, out), (_, _, err) = streams
     return bytes(out), bytes(err)
@@ -327,7 +327,7 @@ def _received(channel: paramiko.Channel, end: float) -> tuple[bytes, bytes]:
 
 def _send(channel: paramiko.Channel, data: bytes) -> None:
     with suppress(OSError):  # the command does not read its input
-        # `sendall` copies the rest after every packet: for 100 MB in one call that is terabytes.
+        # `sendall` copies the rest after every packet: for 100 MB in one call that is over 100 GB.
         for at in range(0, len(data), SEND):
             channel.sendall(data[at : at + SEND])
         channel.shutdown_write()

@@ -245,9 +245,9 @@ def execute(
 
 
 def prune(todo: Deployment, machines: Machines) -> tuple[list[str], list[Unreachable]]:
-    """Delete on each machine the versions that no node runs, except the last one used.
+    """Delete on each machine the versions that no node runs, except the one that was linked last.
 
-    Returns: the versions deleted on any machine, and the errors of machines that deleted none.
+    Returns: the versions deleted on any machine, and the errors of machines that could not delete them.
     """
     together = deployment.machines(todo.wanted, _machine_of(todo))
     nodes = [todo.entries[group[0]] for group in together]

@@ -66,7 +66,7 @@ def destroy(source: ClusterSource, machines: Machines, targets: Sequence[Destroy
 
     def end(node: NodeEntry, host: Host) -> None:
         found = look(source, node, host)
-        if found.running or found.unit or found.supervised:  # an interrupted deploy leaves no service
+        if found.running or found.unit or found.supervised:  # an interrupted deployment may leave no service
             service(source, node, host, found).remove()
 
     def delete(node: NodeEntry, host: Host) -> str:

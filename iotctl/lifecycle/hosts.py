@@ -74,7 +74,7 @@ def check_hosts(
 def checked(
     source: ClusterSource, nodes: Sequence[NodeEntry], answers: Mapping[str, Facts | Unreachable]
 ) -> HostsChecked:
-    """The machines' answers and the findings that prevent a deployment. Pure."""
+    """The machines' answers and findings; a machine that did not answer is an error. Pure."""
     asked: dict[str, tuple[Place, Facts]] = {}
     hosts, silent = [], []
     for node in nodes:

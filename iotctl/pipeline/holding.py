@@ -88,6 +88,6 @@ def _in_scope(tombstones: Iterable[Tombstone], scope: Scope) -> tuple[Tombstone,
 
 
 def agree(holdings: Sequence[Holding]) -> bool:
-    """Whether all hold the same files, by age only. (One holder may drop deletes that mask nothing before
-    another does.)"""
+    """Whether all hold files with the same keys. Deletes are not compared: one holder may drop a delete that
+    masks nothing before another does."""
     return len({h.keys for h in holdings}) <= 1

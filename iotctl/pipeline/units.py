@@ -9,14 +9,15 @@ from nodeagent.model.operation import Operation, Ranges
 from nodeagent.partition import ranges
 
 UNITS_MAX = 512
-"""The most tasks in one job: each costs Spark about 10 ms."""
+"""The most tasks per group or move: each task costs Spark about 10 ms."""
 
 UNIT_BYTES = 8 * 1024 * 1024
 """Target size of one comparison task, in bytes of one replica."""
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One holder. If `operation` is set, only the slots that it sealed; `trusted`: it has the original."""
+    """A holder of slots. `operation`: the change for which this previous holder sealed them; "" for another
+    holder. `trusted`: it has the original files. `adopted` and `cut` are as in `Scope`."""
 
     node: NodeId
     group: GroupId

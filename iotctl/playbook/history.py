@@ -24,7 +24,7 @@ class History:
         self._journal = journal
 
     def outcomes(self) -> dict[str, Entry]:
-        """Outcomes that still count, by step; failures that the run continued after are among them.
+        """Outcomes that still count, by step, including failures after which the run continued.
 
         A step that only reads runs again, unless no later step uses its result and a later step has started:
         a cluster that was healthy before a node was stopped is not healthy while this node is down.
@@ -52,13 +52,13 @@ class History:
         return {e.step for e in self._journal.entries() if e.event == "intent"}
 
     def is_same(self, i: int, step: StepEntry, earlier: Entry, digest: str) -> bool:
-        """Whether step `i` still has the arguments that ran; False for an approval, which is asked again.
+        """Whether step `i` still has the arguments that ran. An approval with other arguments is asked again.
 
         Args:
             digest: of the arguments now; "" if they are unknown.
 
         Raises:
-            InputProblem: the arguments differ.
+            InputProblem: the arguments of any other step differ.
         """
         if digest != earlier.digest and step.uses == "approve":
             return False

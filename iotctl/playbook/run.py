@@ -1,8 +1,8 @@
 """Run or check the steps of a playbook, one after the other.
 
 Every step is inspected before it runs, so that a step whose work is done changes nothing. This also makes a
-killed run resumable: a step that began without a recorded outcome is inspected again. A step is inspected
-after it ran, too: if it ended well but its work is not done, it has failed.
+killed run resumable: a step that began without a recorded outcome is inspected again. A step is
+also inspected after it ran: if it ended without an error but its work is not done, it has failed.
 """
 
 import shlex
@@ -48,10 +48,10 @@ STILL_S = 15.0
 
 POLL_S = 0.5
 OnStep = Callable[[StepResult, int, int], None]
-"""Gets a step's state, when it begins (`pending`) and when it ends, its number and the number of steps."""
+"""Called when a step begins (state `pending`) and when it ends, with its number and the number of steps."""
 
 BuiltIn = Callable[[dict[str, Any], Values, StepEntry, str], Ran]
-"""Gets the arguments, all values, the step and its id."""
+"""Called with the arguments, all values, the step and its id."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ class Runner:
         self._history = History(playbook, verbs, values, journal)
 
     def check(self) -> Report:
-        """Report what a run would do; change nothing. A step that depends on an earlier change is unknown."""
+        """Report what a run would do; change nothing. A step that needs the result of a step
+        that a check does not run is unknown."""
         results: list[StepResult] = []
         would_change: list[Use] = []
         for i, step in enumerate(self._playbook.file.steps):
@@ -166,7 +167,7 @@ class Runner:
     # --- one step --------------------------------------------------------------------------------
 
     def _checked(self, i: int, step: StepEntry, earlier: list[Use]) -> StepResult:
-        """Check step `i`. `earlier`: the uses that would change something; this step's is added to them."""
+        """Check step `i`. `earlier`: uses that would change something, to which this step's may be added."""
         try:
             arguments = self._arguments_unless_skipped(i, step)
         except KeyError as error:  # an earlier step has not run
@@ -251,7 +252,7 @@ class Runner:
         return typed(step.uses, about), typed(verb, about)
 
     def _undone(self, step: StepEntry, arguments: dict[str, Any]) -> str:
-        """What a step that ended well did not do; "" for nothing, and if an inspection cannot tell."""
+        """What a step without an error left undone; "" if nothing, or if an inspection cannot tell."""
         if not can_look_again(Use(self._verbs[step.uses], arguments)):
             return ""
         deadline = self._tools.clock() + STILL_S

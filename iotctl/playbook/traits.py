@@ -32,12 +32,12 @@ class Traits(NamedTuple):
             whether they changed something.
         looks: the command only reads the cluster's state, so a check runs it, too.
         inspect: finds what the command would do now; None if only a run shows this.
-        undone_by: verbs that undo its work. A check runs no step, so it needs to know them.
+        undone_by: verbs that undo its work; a check, which does not run them, takes them into account.
         undo: the verb that undoes a step; "" if there is none. Removing or replacing a node has none: the
             node's weight, address and place are lost with it.
         is_whole: the command works on all nodes, and names none.
-        is_visible: whether an inspection right after the step shows that its work is done. Not if the command
-            would do the same again, or if more work becomes due with time alone.
+        is_visible: whether an inspection right after the step shows that its work is done. False if the
+            command would do the same again, or if more work becomes due merely as time passes.
     """
 
     reads: bool = False
