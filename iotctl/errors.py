@@ -7,7 +7,7 @@
     ├── RefusedProblem       5  nothing was changed
     ├── Partly               6  a part is done, or the wait timed out; `next` continues
     ├── VerificationFailed   7
-    ├── Unknown              9  the outcome is unknown; `next` finds it out
+    ├── Unknown              9  the outcome is unknown; `next` shows how to check it
     └── BusyProblem         10  another program holds a lock, or a change is open
 
 Each error names what did not happen, why, and the next command, on one line each.

@@ -15,7 +15,7 @@ from nodeagent.model.requests import MetaView
 def spec_plan(
     cluster: Cluster, source: ClusterSource, *, allow_remove: bool, accept_layout: bool = False
 ) -> tuple[Plan, list[str]]:
-    """The plan that brings the cluster to cluster.yaml.
+    """The plan that makes the cluster match cluster.yaml.
 
     Returns: the plan, and the nodes it does not remove although the file does not list them.
 

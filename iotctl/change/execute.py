@@ -260,7 +260,7 @@ def finish_removal(
 ) -> None:
     """Complete a removal that has ended: stop the agent and remove the node from `cluster.yaml`.
 
-    Does nothing for any other operation, for a node that has rejoined since, or if it was done already.
+    Other operations, nodes that have rejoined since, and removals that were completed before are ignored.
     """
     node = operation.leaving
     if node is None or operation.stage is not Stage.DONE or node not in load_cluster(source.path).node_names:

@@ -46,7 +46,7 @@ def feature_level(status: ClusterStatus) -> FeatureLevel:
 
 
 def raise_level(cluster: Cluster, level: int, by: str, *, lock: int = 0) -> None:
-    """Raises `NodeAgentError`: refused, or the meta group does not answer."""
+    """Raises `NodeAgentError` if the meta group refuses the level or does not answer."""
     reply = cluster.call_meta(RaiseLevel(level, by, lock))
     assert isinstance(reply, Accepted), reply
 
@@ -58,7 +58,7 @@ def await_level(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until every node that answers has applied that the cluster is at `level`.
+    """Wait until every node that answers has applied the feature level `level`.
 
     Raises:
         Partly: some nodes have not applied it within `WAIT_S`.
@@ -75,6 +75,6 @@ def await_level(
 
 
 def _behind(cluster: Cluster, level: int) -> list[str]:
-    """Nodes that answer but have not applied that the cluster is at `level`."""
+    """Nodes that answer but have not applied the feature level `level`."""
     found = cluster.statuses()
     return sorted(n for n, s in found.items() if isinstance(s, NodeStatus) and s.level < level)

@@ -111,7 +111,7 @@ class HeldLock:
         return self._take(0)
 
     def _drop_dead(self, error: Busy) -> None:
-        """Drop the lock in the way; re-raises `error` if its owner may be alive."""
+        """Drop the lock that `error` names; re-raise `error` if its owner may be alive."""
         owner, serial = error.details.get("owner"), error.details.get("lock")
         if not (isinstance(owner, str) and isinstance(serial, int) and process_has_ended(owner)):
             raise error
@@ -130,7 +130,7 @@ def lock_purpose(what: str, plan: object) -> str:
 
 
 def plan_digest(plan: object) -> str:
-    """The same for a plan that was saved and loaded."""
+    """A short digest of a plan; saving and loading the plan does not change it."""
     return hashlib.sha256(msgspec.json.encode(plan, order="sorted")).hexdigest()[:12]
 
 
@@ -196,7 +196,7 @@ def _machine() -> str:
 
 
 def busy(error: Busy, now_ms: int) -> BusyProblem:
-    """A refusal with the age of the lock or operation in the way."""
+    """The refusal, with the age of the lock or operation that blocks the command."""
     since = error.details.get("started_ms")
     age = f"it started {span_text((now_ms - since) / 1000)} ago" if isinstance(since, int) else ""
     return BusyProblem(f"{error.what}; nothing was changed", why=age, next=error.next_step)

@@ -1,7 +1,7 @@
 """Force recovery: declares nodes permanently lost and recovers the groups that lost their majority with them.
 
 Entries that only the lost nodes had acknowledged are lost. The surviving members cannot know how many: a
-follower that kept up lacks the entries of the last instants, a lagging follower lacks more.
+follower that kept up lacks only the newest entries, a lagging follower lacks more.
 """
 
 import time
@@ -204,7 +204,7 @@ def recover(
 
 
 def _recovery_leader(facts: Facts, group: LostGroup) -> RecoveryLeader:
-    """The recovery leader by the present statuses; refused if it is not the one that was shown."""
+    """The recovery leader according to the current statuses; refused if it differs from the one shown."""
     replicas = replicas_of(facts, group.group)
     names = [s.node for s in group.survivors]
     if any(n not in replicas for n in names):

@@ -1,4 +1,4 @@
-"""The demo's changes: adds a node with Spark while a node is killed, and removes a node without it."""
+"""The demo's changes: adds a node with Spark while a node is killed, and removes a node without Spark."""
 
 import os
 import threading

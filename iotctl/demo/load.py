@@ -1,7 +1,7 @@
 """A writer and a reader that run during a change, and what they observe.
 
-The writer sends one row at a time to series in slots with data, in turn over all storage groups, and records
-every acknowledged row. The reader reads strongly and checks that no row acknowledged before the read is
+The writer sends one row at a time to slots with data, in turn to each storage group, and records every
+acknowledged row. The reader reads strongly and checks that no row acknowledged before the read is
 missing.
 """
 

@@ -13,7 +13,7 @@ say() { printf '%s=%s\n' "$1" "$2"; }
 user=$(id -un) sudo=
 if sudo -n true </dev/null 2>/dev/null; then sudo=yes; fi
 """
-"""Runs before every script: defines `say`, and looks up our user and whether sudo works, once for all."""
+"""Runs before every script: defines `say`, and looks up our user and whether sudo works."""
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ def dial(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 class _Socket(socket.socket):
-    """Acknowledges what it has read at once. sshd holds back each small packet until the previous packet is
+    """Acknowledges received data immediately. sshd holds back each small packet until the previous packet is
     acknowledged, by default 40 ms later, which would delay the first command of every connection."""
 
     def recv(self, size: int, flags: int = 0) -> bytes:

@@ -13,7 +13,8 @@ PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3")
 """Newest first."""
 
 CLOCK_CLEAR_MS, CLOCK_LOOKS = 250.0, 3
-"""A clock that may be off by more than `CLOCK_CLEAR_MS` is read `CLOCK_LOOKS` more times, alone."""
+"""A clock that may be off by more than `CLOCK_CLEAR_MS` is read `CLOCK_LOOKS` more times, each time in a
+command of its own."""
 
 SCRIPT = r"""
 say clock "$(date +%s.%N)"

@@ -108,7 +108,7 @@ def _parse(line: str) -> _Line | None:
     except binascii.Error:
         return None
     if not raw[4:].startswith(parts[1].encode(errors="replace")):
-        return None  # truncated, or of another type than stated
+        return None  # truncated, or not of the stated type
     return _Line(marker, parts[0], parts[1], parts[2])
 
 

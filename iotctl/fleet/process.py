@@ -93,7 +93,7 @@ def running(pid_file: Path) -> int | None:
         line = _command_line(record.pid)
         if line or time.monotonic() > deadline:
             return record.pid if record.word in line else None
-        time.sleep(POLL_S)  # a process has no command line briefly while it starts, and when it ends
+        time.sleep(POLL_S)  # while it starts or ends, a process briefly has no command line
     return None
 
 

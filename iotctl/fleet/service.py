@@ -105,7 +105,7 @@ grace=$2
 one=$(supervisor)
 two=$(agent)
 [ -z "$one$two" ] && exit 0
-# One signal only: the supervisor forwards it, and an agent that gets a second signal transfers nothing.
+# One signal only: the supervisor forwards it, and an agent that gets a second signal transfers no leadership.
 kill ${one:-$two} 2>/dev/null
 end=$(($(date +%s) + grace))
 while [ -n "$(supervisor)$(agent)" ]; do
@@ -155,7 +155,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 def question(home: str) -> Question:
-    """The question whether the agent of the node in `home` runs. Its script reads the command lines of all
+    """The question of whether the agent of the node in `home` runs. Its script reads the command lines of all
     processes, so it is asked once."""
     return Question(_LOOK, (home,))
 

@@ -36,7 +36,7 @@ class Check(paramiko.MissingHostKeyPolicy):
 
 
 class Keys(AuthStrategy):
-    """Offers the SSH agent's keys, then those in files; with `only_keys`, the agent's only if in a file."""
+    """Offers the SSH agent's keys (with `only_keys`, those that are also in files), then those in files."""
 
     def __init__(self, route: Route) -> None:
         super().__init__(ssh_config=paramiko.SSHConfig())

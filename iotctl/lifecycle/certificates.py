@@ -25,7 +25,7 @@ class CertificateRow(msgspec.Struct, frozen=True):
     """`name` is that of the node or operator. `expires_ms` is 0 without a certificate.
 
     `state`: `good`, `ending`, `expired`, `missing`, `foreign` (issued by another authority), `renewed`, `due`
-    (would be renewed; in a dry run), or `unreachable` if the machine did not answer.
+    (a dry run found that it must be renewed), or `unreachable` if the machine did not answer.
     """
 
     name: str
@@ -168,7 +168,7 @@ def _renewed_operator(
     *,
     dry_run: bool,
 ) -> CertificateRow:
-    """The operator's certificate, after it was renewed if it is missing or expires within `within_ms`."""
+    """Renew the operator's certificate if it is missing or expires within `within_ms`; returns its row."""
     operator = _operator(source, env, authority, now_ms)
     renewed = operator.state == "missing" or operator.expires_ms <= now_ms + within_ms
     if not renewed:

@@ -1,7 +1,7 @@
 """The `node.yaml` of every node, from cluster.yaml and the nodes' present files. Pure.
 
-A cluster forms once: its first nodes keep the same list of seeds, and a node added later has `join`. Both are
-therefore retained in an existing `node.yaml`, and only a fleet without any gets new ones.
+A cluster forms once: its first nodes keep the same list of seeds, and a node added later has `join`. An
+existing `node.yaml` therefore keeps both, and new seeds are chosen only if no node has a `node.yaml`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -32,7 +32,7 @@ def node_settings(
 
     Args:
         existing: the present node.yaml by node, "" without one.
-        joining: nodes that join an existing cluster, even if a first node had the same name.
+        joining: nodes that join an existing cluster, even if one of its first nodes had the same name.
 
     Raises:
         RefusedProblem: a node belongs to another cluster, or to one with other create-once settings.
@@ -61,7 +61,7 @@ def node_settings(
 
 def ring_order(source: ClusterSource) -> list[NodeEntry]:
     """The nodes of a new cluster in ring order: as listed, or reordered to separate zones."""
-    from iotctl.plan.layout import spread_order  # takes as long to import as asking a machine does
+    from iotctl.plan.layout import spread_order  # the import takes as long as asking a machine
 
     entries = {n.name: n for n in source.file.nodes}
     order = spread_order(source.weights, source.zones, source.file.cluster.replicas)
@@ -72,7 +72,7 @@ def check_layout(source: ClusterSource) -> None:
     """Check that a new cluster's ring respects zones and weights.
 
     Raises:
-        RefusedProblem: the ring violates one; names the group or node.
+        RefusedProblem: the ring violates one of them; the error names the group or node.
     """
     from iotctl.plan.layout import layout_violations
 

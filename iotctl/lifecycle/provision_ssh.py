@@ -1,4 +1,4 @@
-"""Starts new nodes and stops removed nodes over SSH; apart from `provision` because its imports are slow."""
+"""Starts new nodes and stops removed nodes over SSH. Separate from `provision`: its imports are slow."""
 
 import contextlib
 import time

@@ -45,7 +45,7 @@ class DeleteReport(Protocol):
 class Cluster(Protocol):
     """The part of the blocking client that iotctl needs; tests substitute a fake.
 
-    Errors: every call raises `NodeAgentError`.
+    Every call may raise `NodeAgentError`.
     """
 
     def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> Mapping[str, NodeStatus | NodeAgentError]: ...
@@ -80,7 +80,7 @@ class Cluster(Protocol):
         time_to: int | None = None,
     ) -> DeleteReport: ...
 
-    # Over the limit of 8 parameters because it is that of the client.
+    # Over the limit of 8 parameters because the client takes as many.
     def scan(
         self,
         storage_group: str,

@@ -35,7 +35,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def collect(cluster: Cluster, timeout_s: float = STATUS_TIMEOUT_S) -> Facts:
-    """Ask every agent. Never raises for a node that is down and takes a few timeouts at most."""
+    """Ask every agent. A node that is down is no error; the call takes a few timeouts at most."""
     answers = cluster.statuses(timeout_s)
     statuses = {n: s for n, s in answers.items() if isinstance(s, NodeStatus)}
     errors = {n: s.what for n, s in answers.items() if isinstance(s, NodeAgentError)}

@@ -16,8 +16,8 @@ class MetaRow(msgspec.Struct, frozen=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    """`role` is the node's role in the meta group. `slots` is how many slots the group it owns has. `lag_ms`
-    is the time since any peer last heard the node. None means unknown."""
+    """`role` is the node's role in the meta group. `slots` is the number of slots of the group it owns.
+    `lag_ms` is the time since any peer last heard the node. None means unknown."""
 
     id: str
     host: str

@@ -1,4 +1,4 @@
-"""Operations of the cluster as rows for the operator; looking them up, controlling and awaiting them."""
+"""Shows the operations of the cluster as rows, and looks up, controls and awaits them."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -56,7 +56,7 @@ def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> Cluster
         for o in (open_operations(view) if view else [])
     ]
     level = view.level if view else 0
-    spoken = [n.feature_level or 0 for n in nodes if n.state != DEAD]
+    supported = [n.feature_level or 0 for n in nodes if n.state != DEAD]
     start = start_command(source, down)
     problems = [
         *node_problems(nodes, facts, start, now_ms),
@@ -79,7 +79,7 @@ def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> Cluster
         problems=problems,
         healthy=not any(p.severity == "error" for p in problems),
         feature_level=level,
-        feature_level_possible=max(level, min(spoken, default=0)),
+        feature_level_possible=max(level, min(supported, default=0)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which nodes may stop at the same time, from the statuses of the nodes.
+"""Which nodes may stop at the same time, according to the statuses of all nodes.
 
 A group keeps serving while more than half of its voters are up and hold all committed entries. A voter that
 must catch up first cannot replace a node that stops.

@@ -70,7 +70,7 @@ class SlotOutcome(msgspec.Struct):
     unread: list[Unread] = []
 
     def add(self, found: Mismatch) -> None:
-        """Count the mismatch, and list it while there is room."""
+        """Count the mismatch, and list it unless the list is full."""
         self.mismatches_total += 1
         if len(self.mismatches) < MISMATCHES_MAX:
             self.mismatches.append(found)
@@ -265,7 +265,7 @@ class _UnitComparison:
                 )
 
     def _file_of(self, version: _Version, holding: Holding, bucket: Bucket, time_ms: int) -> str:
-        """The holder's name of the newest file with a row at this time, else of the newest that covers it."""
+        """The holder's name for the newest file with a row at this time, else for the newest covering it."""
         held = _newest_with(version.parts, bucket, time_ms, self.schema)
         names = {f.key: f.meta.name for f in self._files(holding)}
         return names.get(held.key, held.meta.name) if held is not None else ""

@@ -57,7 +57,7 @@ def compare_units(
     progress: Progress,
     report: VerifyReport,
 ) -> None:
-    """Run the units and add their results to `report`; units with something unread are repeated.
+    """Run the units and add their results to `report`; units that were not read completely are repeated.
 
     A unit whose task failed counts as unread for all of its holders.
     """

@@ -73,7 +73,7 @@ class Patience:
         self._seen = now
 
     def waits(self, count: int, now: float) -> bool:
-        """Whether there is no executor now."""
+        """Record how many executors there are now; returns whether there is none."""
         if count:
             self._seen = now
         return not count
@@ -102,8 +102,7 @@ def first_line(error: Exception) -> str:
 
 
 def _lacking(lines: list[str]) -> str:
-    """The error line of a worker that lacks the Python, has another version, or lacks our packages; else
-    ""."""
+    """The error line of a worker that lacks Python or our packages or has another Python version; else ""."""
     for line in lines:
         found = re.search(
             r"Cannot run program .*|(?:ModuleNotFound|Import)Error: .*|\[PYTHON_VERSION_MISMATCH\].*", line

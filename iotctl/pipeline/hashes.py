@@ -24,7 +24,7 @@ from nodeagent.model.requests import CheckFiles, FilesChecked
 from nodeagent.partition import ranges
 
 HASH_BYTES = 256 * 1024 * 1024
-"""How many bytes a node reads for one `CheckFiles` request, about."""
+"""About how many bytes a node reads for one `CheckFiles` request."""
 
 HASH_TIMEOUT_S = 120.0
 

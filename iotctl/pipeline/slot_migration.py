@@ -1,8 +1,8 @@
 """Verifies a slot migration: previous holders against new holders, slot by slot.
 
 Previous holders offer the slots as they were sealed, new holders the files they adopted. An adopted file
-keeps its bytes and, after the index of the `Open`, its age. So a file can be matched on both sides whatever
-its name, and writes after the `Open` do not disturb the comparison.
+keeps its bytes, and its order is the index of the `Open` followed by its previous order. So a file can be
+matched on both sides whatever its name, and writes after the `Open` do not disturb the comparison.
 """
 
 import time
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Held = dict[FileKey, FileMeta]
 
 GONE = ("dead", "retired")
-"""States of a node that is not asked for anything."""
+"""States of nodes that are no longer asked for anything."""
 
 
 def verify_migration(

@@ -229,7 +229,7 @@ class TsFileReader(DataSourceReader):
         self.wanted = Wanted(tuple(n for n in self.target.names if n != TIME))
 
     def partitions(self) -> Sequence[InputPartition]:
-        """At least one partition: Spark replaces an empty list by a partition of its own."""
+        """At least one partition: Spark replaces an empty list with a partition of its own."""
         source = self.source
         if source.spec is None:
             found: list[InputPartition] = [FilePartition(path) for path in source.paths]

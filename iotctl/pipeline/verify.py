@@ -1,7 +1,7 @@
 """Verifies that all replicas have the same content, at one of three depths; each includes the previous one.
 
 - `manifest`: the recorded sizes, hashes and sums of all replicas of a group agree;
-- `hash`: every replica re-reads its bytes, which have the recorded hash;
+- `hash`: every replica re-reads its bytes, and they have the recorded hash;
 - `content`: Spark reads the rows of every replica and compares them. Only this depth finds a value that was
   changed together with hash, manifest entry and footer; it names the cell.
 
@@ -94,7 +94,7 @@ def run(
 
 
 def check_filters(meta: MetaView, filters: Filters) -> None:
-    """Refuse unknown names in filters: a misspelt filter selects nothing, and nothing never differs.
+    """Refuse unknown names in filters: a misspelt filter selects nothing, so no difference is found.
 
     Raises:
         Refused: a filter names something that the cluster does not have.
@@ -167,7 +167,7 @@ class _Comparison:
         return report, views
 
     def _still_damaged(self, views: Sequence[GroupView], report: VerifyReport) -> Sequence[Mismatch]:
-        """Damage that replicas reported. Files that were hashed now do not count: they may be whole again."""
+        """Damage that replicas reported. Files that this run hashed do not count: they may be whole again."""
         found = damage_found(views)
         if self.depth != "hash":
             return found
@@ -211,7 +211,7 @@ def _repair(
 
 
 def _groups(meta: MetaView, filters: Filters) -> list[GroupRecord]:
-    """Groups that serve slots; the slots of a dissolving group are with their new groups."""
+    """Groups that serve slots; a dissolving group has given its slots to other groups."""
     return [
         g
         for g in meta.groups

@@ -10,7 +10,7 @@ WINDOW_ROWS = 1_000_000
 
 
 def time_windows(metas: Sequence[FileMeta], rows_max: int) -> Iterator[tuple[int, int]]:
-    """Adjacent windows (first, last), both inclusive, with about `rows_max` rows each by the manifests.
+    """Adjacent windows (first, last), both inclusive, each with about `rows_max` rows by the manifests.
 
     Together they cover all times: a row outside the times in its manifest is in a window too.
     """

@@ -26,7 +26,7 @@ HOT_ADVICE = (
 
 
 MILLI = 1000
-"""Rates are planned as whole numbers of thousandths of a byte per second."""
+"""The planner counts write rates in thousandths of a byte per second, as whole numbers."""
 
 
 def loads_of(facts: ClusterFacts, strategy: str) -> LoadArray:

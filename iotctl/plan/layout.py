@@ -202,7 +202,7 @@ def _excess(line: Sequence[str], replicas: int, allowed: int) -> int:
 
 def _alternated(nodes: Sequence[NodeId], zones: Zones, replicas: int, allowed: int) -> list[NodeId]:
     """An order that always continues with the zone with the most remaining nodes, unless the groups at that
-    place have their maximum of it."""
+    place already have their maximum of its nodes."""
     piles: dict[str, list[NodeId]] = {}
     for node in nodes:
         piles.setdefault(zones.get(node, ""), []).append(node)

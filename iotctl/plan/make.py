@@ -105,8 +105,8 @@ def make_spec(
     """One plan from the cluster's nodes to those that cluster.yaml lists.
 
     A new node replaces a leaving node of the same weight, which copies least, unless the zones only allow
-    separate additions and removals. The other new nodes are added before, the other leaving nodes removed
-    after that; no slot moves twice.
+    separate additions and removals. The other new nodes are added before the replacements, and the
+    other leaving nodes are removed after them; no slot moves twice.
     """
     refusals = (
         *(check_add(facts, added, None) if added else ()),

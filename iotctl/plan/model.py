@@ -69,8 +69,8 @@ class GroupLoad(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """`max_minus_min_*`: difference of slots per weight between the most and the least loaded node.
 
-    `max_over_mean_*` (rebalance): the group with the most slots, bytes or writes, by the plan's strategy,
-    per weight and over the mean. `lower_bound_slots` refers to the load that the strategy balances.
+    `max_over_mean_*` (rebalance): the highest load per weight of any group, divided by the mean. The load is
+    slots, bytes or writes, as the plan's strategy says; `lower_bound_slots` refers to the same load.
     """
 
     slots_moved: int
@@ -90,7 +90,7 @@ class Summary(msgspec.Struct, frozen=True):
     rate_bytes_per_s: int
     nonempty_slots_moved: int
     free_placement_bytes: int = 0
-    """The fewest copied bytes with the same share on each node, if groups did not have to follow the ring."""
+    """The fewest bytes to copy for the same share on each node, if groups did not have to follow the ring."""
 
     gap: float | None = None
     """Bytes copied beyond `lower_bound_bytes`, as a fraction of that bound; None if the bound is 0."""
@@ -189,7 +189,7 @@ class Plan(msgspec.Struct, frozen=True):
     """For a rebalance: every group, in ring order."""
 
     from_spec: bool = False
-    """Made from cluster.yaml; removes nodes only with the option of `apply` that allows it."""
+    """The plan was made from cluster.yaml; `apply` removes nodes only with the option that allows it."""
 
     differences: tuple[Difference, ...] = ()
     """For a plan from cluster.yaml: the differences that no plan can resolve."""

@@ -1,4 +1,4 @@
-"""A plan as tables of plain values; the output decides how they look."""
+"""A plan as tables of plain values; `iotctl.output` formats them."""
 
 from dataclasses import dataclass
 

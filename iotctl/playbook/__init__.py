@@ -1,1 +1,1 @@
-"""Playbooks: what is read, decided, run, recorded and reported."""
+"""Runs and checks playbooks, and records and reports each run."""

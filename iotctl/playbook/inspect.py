@@ -1,7 +1,7 @@
 """What a verb would do now, found in the cluster's state; an inspection changes nothing.
 
 Inspections make check mode exact, and make a second run change nothing: the traits of a verb that changes
-something name the method here which finds whether its work is done (`iotctl.playbook.traits`).
+something name the method here that finds whether its work is done (`iotctl.playbook.traits`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -103,7 +103,8 @@ class Inspector:
     def _incomplete_removal(self, use: Use, meta: MetaView, nodes: Sequence[str]) -> Inspection | None:
         """The inspection, if a node left the cluster, but its agent and its line in cluster.yaml remain.
 
-        No iotctl waited for the end of the removal. With that line, the next `apply` would add the node.
+        No iotctl command waited for the end of the removal. With that line, the next `apply` would add the
+        node.
         """
         if use.arguments.get("no_write_spec"):
             return None
@@ -126,7 +127,7 @@ class Inspector:
         return self._command([*line[:words], "--dry-run", *line[words:]])
 
     def would(self, use: Use) -> Inspection:
-        """For a command that has nothing left to do, and nothing to wait for, if its dry run is empty."""
+        """Inspect a command whose dry run is empty only if nothing is left to do or to wait for."""
         ran = self._dry_run(use)
         if ran.code or not isinstance(ran.document, dict):
             return unknown(ran.stderr)

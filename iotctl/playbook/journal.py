@@ -1,7 +1,7 @@
 """The journal of a run: one JSON line per entry, in a file and in the cluster.
 
-An entry is durable before the run continues. The file works before the cluster exists, and while it does not
-answer. With the cluster's record, any machine can resume the run.
+An entry is durable before the run continues. The file is written even before the cluster exists and while
+it does not answer. With the cluster's record, any machine can resume the run.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from nodeagent.model.errors import NodeAgentError
 
 RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 RETRY_S = 10.0
-"""How long the journal waits before it asks a cluster that did not answer again."""
+"""How long the journal waits before it retries a cluster that did not answer."""
 
 
 class NoJournal:
@@ -46,7 +46,7 @@ class FileJournal:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `BusyProblem` if another process runs it, `InputProblem` if the journal is damaged."""
+        """Raises `BusyProblem` if another process has it open, `InputProblem` if the journal is damaged."""
         self._path = path
         self._entries: list[Entry] = []
         self._lines: list[bytes] = []
@@ -150,7 +150,7 @@ class RunJournal:
         return self._file.entries()
 
     def append(self, entry: Entry) -> None:
-        """Append an entry. Raises `BusyProblem` or `RefusedProblem` if another process works: stop then.
+        """Append an entry. Raises `BusyProblem` or `RefusedProblem` if another process has taken over.
 
         An outcome is written to the file before the cluster is asked, so that it is never lost here.
         """
@@ -232,7 +232,7 @@ def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
 
     Raises:
         UsageProblem: there is no such run.
-        BusyProblem: another process runs it.
+        BusyProblem: another process is executing it.
     """
     if run_id:
         path = directory / f"{run_id}.jsonl"

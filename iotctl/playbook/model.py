@@ -67,7 +67,7 @@ Inspect = Callable[[str, dict[str, Any]], Inspection]
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """`state`: ok, changed, skipped, failed or pending; of a check also would_change, no_change, unknown.
+    """`state`: ok, changed, skipped, failed or pending; in a check also would_change, no_change, unknown.
     `digest` identifies the arguments that ran. `undo` is the command that undoes the step, "" if there is
     none; `redo` is the command that undoes `undo`."""
 

@@ -7,7 +7,7 @@ from iotctl.playbook.model import Ran
 
 
 def parts(nodes: Sequence[Any], serial: Sequence[Any]) -> list[list[Any]]:
-    """`nodes` in batches of the sizes in `serial`; its last size holds for the rest.
+    """`nodes` in batches of the sizes in `serial`; its last size applies to the rest.
 
     >>> parts(["a", "b", "c", "d", "e"], [1, "50%"])
     [['a'], ['b', 'c'], ['d', 'e']]

@@ -49,7 +49,7 @@ def undo_of(use: Use, found: Inspection) -> tuple[str, Arguments] | None:
 
 
 def can_look_again(use: Use) -> bool:
-    """Whether an inspection right after a step shows that its work is done. Not if the step does not wait."""
+    """Whether an inspection right after a step shows that its work is done; False if it does not wait."""
     arguments = use.arguments
     if not is_true(arguments.get("wait", True)) or is_true(arguments.get("no_migrate", False)):
         return False

@@ -75,7 +75,7 @@ def write_rows(
     kind: str,
     on_rows: Callable[[int], None],
 ) -> int:
-    """Stream rows to the file with about `EXPORT_BYTES` in memory at a time; fewer rows in total are sorted.
+    """Stream rows to the file with about `EXPORT_BYTES` in memory at a time, sorted if all rows fit.
 
     Args:
         shape: the columns, used if there are no rows.

@@ -1,6 +1,7 @@
 """Surveys the rows of a file before the first row is written.
 
-Memory is bounded: series and keys are counted by 64-bit hashes up to a limit; beyond it, the report says so.
+Memory is bounded: series and keys are counted by 64-bit hashes up to a limit, and the report says if it
+was exceeded.
 """
 
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class Survey:
     seen: Seen = field(default_factory=Seen)
     sample: list[dict[str, object]] = field(default_factory=list)
     broken: int = 0
-    """Rows that are longer than a line."""
+    """Rows that span several lines."""
 
     series: UInt64s = field(default_factory=lambda: np.empty(0, np.uint64))
     keys: list[UInt64s] = field(default_factory=list)

@@ -52,7 +52,7 @@ def set_ttl_of(cluster: Cluster, schema: TableSchema, ttl_ms: int) -> TableSchem
 
 
 def expiring(cluster: Cluster, schema: TableSchema, ttl_ms: int, now_ms: int) -> tuple[int, int]:
-    """(number of rows, ms): the rows that a new TTL would delete at once are those older than that time.
+    """(number, ms): how many rows a new TTL would delete at once, and the time that they are older than.
 
     Nodes use their own clocks: the latest clock counts.
     """
@@ -91,7 +91,7 @@ def write_one(
 
     Raises:
         UsageProblem: a word is not FIELD=VALUE, or a field is repeated.
-        InputProblem: the table or a column does not exist and not `create`, or a value does not fit its type.
+        InputProblem: the table or a column is missing, unless `create`, or a value does not fit its type.
         InvalidName: a name is not allowed.
     """
     fields = {}

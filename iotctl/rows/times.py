@@ -170,7 +170,7 @@ def _texts(text: pa.Array, rule: TimeRule, cast: Cast) -> Times:
     none = pa.scalar(None, pa.string())
     numbers, bad_numbers = cast(pc.if_else(whole, trimmed, none), pa.int64())
     counted = _numbers(numbers, rule)
-    # Zeros below a millisecond lose nothing if cut; other digits do.
+    # Cutting zeros below a millisecond loses nothing; cutting other digits does.
     iso = pc.replace_substring_regex(
         pc.if_else(whole, none, trimmed), pattern=r"(\.\d{3})0+($|[^\d])", replacement=r"\1\2"
     )

@@ -1,4 +1,4 @@
-"""The files that an operator writes: `cluster.yaml` and playbooks, read with exact error places, and edited.
+"""Reads and edits the files that an operator writes, `cluster.yaml` and playbooks; errors have exact places.
 
 The lowest package of iotctl: it handles files and values, and calls no cluster.
 """

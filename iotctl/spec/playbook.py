@@ -32,8 +32,8 @@ class VariableEntry(msgspec.Struct, frozen=True):
 
 
 class StepEntry(msgspec.Struct, frozen=True):
-    """`serial`: sizes of the batches of nodes, as numbers or as shares such as `50%`; the last size holds for
-    the rest."""
+    """`serial`: sizes of the batches of nodes, as numbers or as shares such as `50%`; the last size applies
+    to the rest."""
 
     uses: str
     id: str = ""

@@ -41,8 +41,8 @@ def load_playbook(path: Path, verbs: Mapping[str, Verb]) -> Playbook:
 
 
 def check_values(playbook: Playbook, verbs: Mapping[str, Verb], values: Lookup) -> None:
-    """What steps are given by variables, as the commands take it; what an earlier step registers is not known
-    yet. `values` looks up a path.
+    """Check the arguments with variables as the commands would, except those that need a result of an earlier
+    step. `values` looks up a path.
 
     Raises:
         InputProblem: with the place of every mistake.
@@ -78,7 +78,7 @@ def check_named(value: Any, parameter: Parameter) -> None:
 
 
 def _is_left_out(step: StepEntry, values: Lookup) -> bool:
-    """Whether the step is skipped by a condition that is known now."""
+    """Whether the step is skipped by a condition whose values are known now."""
     try:
         return bool(step.when) and not holds(condition(step.when), values)
     except (KeyError, BadExpression):
@@ -86,7 +86,7 @@ def _is_left_out(step: StepEntry, values: Lookup) -> bool:
 
 
 def _known_value(value: Any, values: Lookup) -> Any:
-    """`value` with its variables; None if a variable is unknown, or if there is none to insert."""
+    """`value` with its variables inserted; None if one is unknown, or if it contains none."""
     try:
         return substitute(value, values) if any(references(value)) else None
     except (KeyError, BadExpression):

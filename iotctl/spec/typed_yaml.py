@@ -34,7 +34,7 @@ _SCALARS: dict[type, str] = {
 _INT = re.compile(r"-?(0|[1-9][0-9]*)")
 _ESCAPE = re.compile(r"\\U([0-9A-Fa-f]{8})")
 DIGITS_MAX = 30
-"""Most digits of an integer; longer ones are slow to read and never valid here."""
+"""The most digits of an integer; longer integers are slow to read and never valid here."""
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _BOOL = {"true": True, "false": False}
 
@@ -180,7 +180,7 @@ class _PlainLoader(yaml.SafeLoader):
     _depth = _documents = 0
 
     def get_event(self) -> Any:
-        event: Any = super().get_event()  # type: ignore[no-untyped-call]  # so are its stubs
+        event: Any = super().get_event()  # type: ignore[no-untyped-call]  # its stubs are untyped
         what = ""
         if isinstance(event, yaml.AliasEvent):
             what = f"aliases (*{event.anchor}) are not supported; write the value out"
