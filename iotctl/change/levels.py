@@ -24,7 +24,7 @@ class FeatureLevel(msgspec.Struct, frozen=True):
 
 
 def feature_level(status: ClusterStatus) -> FeatureLevel:
-    """Raises `RefusedProblem` if some nodes support a higher level that others do not, or do not answer."""
+    """Raises `RefusedProblem` if some nodes support a higher level, but others do not or do not answer."""
     nodes = {n.id: n.feature_level for n in status.nodes if n.state != DEAD}
     found = FeatureLevel(status.feature_level, status.feature_level_possible, nodes)
     highest = max((level for level in found.nodes.values() if level is not None), default=0)

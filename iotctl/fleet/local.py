@@ -118,7 +118,7 @@ class LocalFleet:
         else:
             port, http_port = source.port_of(listed), source.http_port_of(listed)
             entry = msgspec.structs.replace(listed, port=port, http_port=http_port)
-        # A listed node without a directory is not a member, and a node refuses to join through it.
+        # A listed node without a directory is not a member, and members refuse a node that has it as a seed.
         made = {n.name for n in self.nodes()}
         seeds = tuple(Seed(n.name, n.host, source.port_of(n)) for n in source.file.nodes if n.name in made)
         like = yaml.safe_load((Path(self.nodes()[0].directory) / "node.yaml").read_text())

@@ -26,7 +26,7 @@ agent's port while the agent is down."""
 def take_ports(
     count: int, owner: Path, env: Mapping[str, str] = os.environ, *, release_old: bool = False
 ) -> list[int]:
-    """Assign `count` distinct ports to `owner` that are free now and assigned to no other directory.
+    """Assign `count` distinct ports to `owner` that are free now and, if possible, not assigned yet.
 
     `release_old`: first release the ports of an earlier fleet in `owner`.
 

@@ -217,7 +217,7 @@ class Service:
         self._check(ran, "the agent did not start")
 
     def stop(self) -> bool:
-        """Stop the agent; True if it had to be killed.
+        """Stop the agent; True if it had to be killed, which systemd does not report.
 
         Raises:
             Unreachable: the agent still runs.

@@ -1,4 +1,4 @@
-"""Uploads files to a machine: completely or not at all, verified by hash before they get their names."""
+"""Uploads files to a machine, each completely or not at all, verified by hash before they get their names."""
 
 import hashlib
 import io

@@ -1,6 +1,7 @@
 """Deploys cluster.yaml to its machines: facts → plan → execution, with the same plan for `--dry-run`.
 
-Changes that take effect only when a running agent restarts are left to `upgrade`, which goes node by node.
+Changes that take effect only when a running agent restarts are left to `upgrade`, which restarts agents node
+by node.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -171,12 +171,12 @@ def all_or_raise(answers: Mapping[str, B | Unreachable], what: str) -> dict[str,
     """The answers, if every machine gave one.
 
     Raises:
-        Unreachable: the error of the first machine without an answer, with the names of the others.
+        Unreachable: the error of the first machine without an answer, then `what`; `why` names the others.
     """
     silent = {n: a for n, a in answers.items() if isinstance(a, Unreachable)}
     if silent:
         first = next(iter(silent.values()))
         others = list(silent)[1:]
         why = f"{first.why}; also {', '.join(others)}" if others else first.why
-        raise Unreachable(f"{what}: {first.what}", why=why, next=first.next, where=first.where)
+        raise Unreachable(f"{first.what}; {what}", why=why, next=first.next, where=first.where)
     return {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
