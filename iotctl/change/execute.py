@@ -272,7 +272,7 @@ def finish_removal(
 def forget_node(
     source: ClusterSource, provisioner: Provisioner, node: str, on_note: OnNote, *, write_spec: bool
 ) -> None:
-    """As `finish_removal`, for a node that the cluster no longer knows, however it left."""
+    """As `finish_removal`, for a node that the cluster no longer knows, no matter how it left."""
     if node in load_cluster(source.path).node_names:
         _removed(source, provisioner, node, ChangeRequest("", write_spec=write_spec), on_note)
 

@@ -332,7 +332,7 @@ def prune(host: Host, install_dir: str, current: str) -> list[str]:
 
 
 def link(host: Host, home: str, app: str) -> None:
-    """Let the node run another version from its next start. Raises `Unreachable`."""
+    """Switch the node to another version, which it runs from its next start. Raises `Unreachable`."""
     run_checked(host, ["sh", "-c", LINK, "link", home, app], "the node's version could not be set")
 
 

@@ -233,7 +233,7 @@ class Service:
         return b"killed" in ran.out
 
     def reload(self) -> bool:
-        """Let the agent load a renewed certificate; False if it does not run.
+        """Make the agent load its renewed certificate; False if it does not run.
 
         Raises:
             Unreachable: the agent could not be notified.
@@ -254,7 +254,7 @@ class Service:
         return ran.out.decode(errors="replace")
 
     def put_unit(self, text: str) -> None:
-        """Write the unit, readable by all users, and let systemd load it. Raises `Unreachable`."""
+        """Write the unit, readable by all users, and make systemd load it. Raises `Unreachable`."""
         path = f"{UNITS}/{self.unit}"
         script = f"umask 022 && cat >{path}.new && mv {path}.new {path} && systemctl daemon-reload"
         ran = self._as_root(["sh", "-c", script], stdin=text.encode())

@@ -120,7 +120,7 @@ def renew(
         dry_run: only report which certificates are due.
 
     Raises:
-        RefusedProblem: the authority is not on this machine, or has expired itself.
+        RefusedProblem: the authority is not on this machine, or has expired.
     """
     nodes = chosen(source, names)
     answers = machines.each(nodes, lambda n, h: look(source, n, h))

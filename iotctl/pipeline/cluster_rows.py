@@ -52,13 +52,13 @@ def cluster_parts(cluster: Cluster, slots: Ranges, node: NodeId) -> list[Cluster
 def part_rows(cluster: Cluster, part: ClusterPart, schema: TableSchema, wanted: Wanted) -> Iterator[pa.Table]:
     """The part's rows of the table from its holders' files, about `WINDOW_ROWS` at a time.
 
-    Holders are asked in turn for the slots that the previous holders did not deliver. The rows of a slot are
+    Holders are asked in turn, each for the slots that are still missing. The rows of a slot are
     yielded once all of its files are fetched and verified. Rows in a holder's memory are not included: close
     them first if they matter.
 
     Raises:
-        Unavailable: some slots were delivered by no holder: it did not answer, or a file is missing or has
-            another hash.
+        Unavailable: no holder delivered some slots: each did not answer, lacks a file or has it with another
+            hash.
         FileCorrupt: bytes with the recorded hash are not a TsFile.
     """
     left = set(ranges.to_slots(part.slots))

@@ -94,7 +94,7 @@ def _loads(table: PartitionTable, on_node: Mapping[NodeId, int]) -> tuple[NodeLo
 def _peaks(
     facts: ClusterFacts, changes: Sequence[Change], costs: Sequence[CopyCost], sizes: ByteArray
 ) -> tuple[NodePeak, ...]:
-    """Per node, the maximum over the steps of what it holds before the step plus what it pulls during it.
+    """The peak of each node: the most, over all steps, that it holds before a step and pulls during the step.
 
     No space counts as freed within a step: the previous holders retain their copies until CLEANUP.
     """

@@ -52,7 +52,7 @@ def summary(plan: Plan) -> Rows:
     if s.max_over_mean_after is not None:
         rows.append(alone("max / mean before", s.max_over_mean_before))
         rows.append(alone("max / mean after", s.max_over_mean_after))
-    rows.append(alone("nodes that copy at once", s.copying_at_once_max))
+    rows.append(alone("nodes that copy simultaneously", s.copying_at_once_max))
     rows.append(alone("seconds", s.eta_s))
     return Rows("summary", ("what", "planned", "least possible", "ratio"), tuple(rows))
 
