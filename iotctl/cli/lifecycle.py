@@ -174,7 +174,8 @@ def restart(
     if not names:
         emit_rolled(session, undrain_leftovers(session, "cluster restart"))
         return
-    session.confirm(f"restart {', '.join(names)} of {session.source.name}, one by one?", yes=yes)
+    pace = "one by one" if at_once == 1 else f"at most {at_once} at a time"
+    session.confirm(f"restart {', '.join(names)} of {session.source.name}, {pace}?", yes=yes)
     with open_machines(session) as machines, session.locked(f"cluster restart {' '.join(names)}"):
         names = long_running(session, names, older_than)  # another program may have restarted some
         rolled = roll(session, machines, names, "iotctl cluster restart", at_once)

@@ -19,8 +19,6 @@ DEVICE = "probe"
 FIELD = "probe"
 
 Connect = Callable[[], Cluster]
-HeaderOf = Callable[[str, int], str]
-"""(storage group, time) -> owner of the group that had the slot at the start"""
 
 
 @dataclass(slots=True)

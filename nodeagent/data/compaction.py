@@ -258,8 +258,8 @@ def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None =
     """Neighbours in age worth merging, from files given oldest first; () if there are none.
 
     From the newest file backwards, an older file joins while it is no larger than all newer files together.
-    So the rows of an older file are rewritten only into a file at least twice as large: the number of rewrites
-    of a row grows with the logarithm of the file size, up to `COMPACT_BYTES_MAX`.
+    So the rows of an older file are rewritten only into a file at least twice as large: the number of
+    rewrites of a row grows with the logarithm of the file size, up to `COMPACT_BYTES_MAX`.
 
     Args:
         files_min: files that a run needs.
