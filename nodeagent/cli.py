@@ -104,16 +104,25 @@ def init_command(
 @log_app.command("dump")
 def log_dump(
     directory: Directory,
+    group: Annotated[
+        str, typer.Option(help="Print only what concerns this group, such as meta; all groups without it.")
+    ] = "",
+    entries: Annotated[
+        bool, typer.Option("--entries", help="Also print one line for each entry, with its decoded command.")
+    ] = False,
     output: Annotated[str, typer.Option("-o", "--output", help="Format; only jsonl.")] = "jsonl",
 ) -> None:
     """Print one JSON line for each operation, unreadable place and torn tail."""
-    from nodeagent.log.check import dump_jsonl
+    import msgspec
+
+    from nodeagent.log.check import dump
+    from nodeagent.runtime.log_entries import entry_lines
 
     if output != "jsonl":
         raise typer.BadParameter("use jsonl, the only format")
     with _offline(directory) as disk:
-        for line in dump_jsonl(disk, "log"):
-            sys.stdout.write(line.decode() + "\n")
+        for line in dump(disk, "log", group, entry_lines if entries else None):
+            sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
 
 
 @log_app.command("check")

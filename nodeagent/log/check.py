@@ -3,18 +3,23 @@
 The caller holds the directory's lock, or accepts that a log in use ends in a torn batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-
-import msgspec
+from typing import Any
 
 from nodeagent.log.index import Damage
-from nodeagent.log.record import BlockKind, Head, RowKind
+from nodeagent.log.record import Block, BlockKind, Copy, Head, RowKind, decode_ops
 from nodeagent.log.replay import Recovered, Replay, list_segments, path_of, read_newest
 from nodeagent.log.scan import Bad, End, scan_segment
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.disk import Disk
+from nodeagent.model.entries import Append
 
-Line = dict[str, str | int | bool]
+Line = dict[str, Any]
+"""A line of a dump, ready for JSON."""
+
+EntryLines = Callable[[Append | Copy], Iterable[Line]]
+"""The lines for the entries of an operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,15 @@ class Report:
         return not self.damaged
 
 
-def dump(disk: Disk, directory: str) -> Iterator[Line]:
+def dump(disk: Disk, directory: str, group: str = "", entries: EntryLines | None = None) -> Iterator[Line]:
     """One line for each operation, bad place and torn tail, in log order.
 
     Keys: segment, offset, group, index, count, term, kind, bytes, valid. `index` is the first of `count`
     entries. Bytes that cannot be decoded have kind `unreadable` or `torn` and no group.
+
+    Args:
+        group: only the operations of this group, and the bytes that cannot be decoded; "" for all groups.
+        entries: the lines that follow an operation with readable entries.
     """
     numbers = list_segments(disk, directory)
     newest, durable = read_newest(disk, directory)
@@ -55,11 +64,11 @@ def dump(disk: Disk, directory: str) -> Iterator[Line]:
                     case End(offset, torn_end):
                         if torn_end > offset:
                             yield _plain(number, offset, "torn", torn_end - offset, valid=False)
-                    case Bad(_, _, Head() as head):
-                        yield from _lines(head, valid=False)
-                    case _:
-                        assert not isinstance(found, Bad)
-                        yield from _lines(found.head, valid=True)
+                    case Bad(_, _, head):
+                        assert head is not None
+                        yield from _lines(head, group, valid=False)
+                    case Block():
+                        yield from _block_lines(found, group, entries)
 
 
 def check(disk: Disk, directory: str) -> Report:
@@ -81,16 +90,30 @@ def check(disk: Disk, directory: str) -> Report:
     )
 
 
-def dump_jsonl(disk: Disk, directory: str) -> Iterator[bytes]:
-    """`dump` as JSON lines without the newline."""
-    yield from map(msgspec.json.encode, dump(disk, directory))
+def _block_lines(block: Block, group: str, entries: EntryLines | None) -> Iterator[Line]:
+    lines = _lines(block.head, group, valid=True)
+    if entries is None or block.head.kind != BlockKind.BATCH:
+        yield from lines
+        return
+    try:
+        ops = decode_ops(block)
+    except UNDECODABLE as error:
+        yield from (line | {"error": str(error)} for line in lines)
+        return
+    wanted = [op for row, op in ops if group in ("", row.group)]
+    for line, op in zip(lines, wanted, strict=True):
+        yield line
+        if isinstance(op, Append | Copy):
+            yield from entries(op)
 
 
-def _lines(head: Head, valid: bool) -> Iterator[Line]:
-    if head.kind != BlockKind.BATCH:
+def _lines(head: Head, group: str, valid: bool) -> Iterator[Line]:
+    if head.kind != BlockKind.BATCH and not group:
         kind = BlockKind(head.kind).name.lower()
         yield _plain(head.segment, head.offset, kind, head.end - head.offset, valid)
     for row in head.rows:
+        if group not in ("", row.group):
+            continue
         yield {
             "segment": head.segment,
             "offset": head.offset,

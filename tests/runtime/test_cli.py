@@ -9,16 +9,19 @@ import pytest
 from typer.testing import CliRunner
 
 from nodeagent.cli import app, main
+from nodeagent.data import commands as data
 from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import DataState
 from nodeagent.host.saved import Saved
 from nodeagent.log import Log, LogSettings
+from nodeagent.meta import commands as meta
 from nodeagent.meta.image import Image
 from nodeagent.meta.state import MetaState
-from nodeagent.model.entries import Append, Base, Config, Entry, LogOp, Rebase
-from nodeagent.model.ids import META
+from nodeagent.model.entries import Append, Base, Config, Entry, EntryKind, LogOp, Rebase
+from nodeagent.model.ids import META, PartitionKey
 from nodeagent.model.jobs import CheckpointSaved, FileChanges, SaveCheckpoint
 from nodeagent.model.requests import GroupRecord
+from nodeagent.raft.membership import encode_config
 from nodeagent.runtime.config import load_config
 from nodeagent.runtime.disk import RealDisk
 from nodeagent.runtime.startup import open_directory
@@ -73,6 +76,43 @@ def test_log_commands_read_a_stopped_node(tmp_path: Path) -> None:
     segment.write_bytes(content)
     checked = CliRunner().invoke(app, ["log", "check", str(tmp_path)])
     assert checked.exit_code == 7 and "meta" in checked.stdout
+
+
+def test_log_dump_shows_the_commands_of_a_group_by_name_and_field(tmp_path: Path) -> None:
+    """Entries that cannot be decoded are marked, and the lines after them are printed."""
+    started(tmp_path)
+    log, _ = Log.open(RealDisk(tmp_path), "log", LogSettings(segment_bytes=1 << 20, zero_step_bytes=1 << 16))
+    rows = data.WriteRows("s", 1, 0, 3, PartitionKey("root.a", 1, 0), "t", 1, 2, 10, 20, memoryview(b"arrow"))
+    entries = [
+        Entry(1, EntryKind.NOOP, b""),
+        Entry(1, EntryKind.CONFIG, encode_config(Config(("node1", "node2")))),
+        Entry(1, EntryKind.COMMAND, meta.encode(meta.SetDraining(7, "node1", True, "jo"))),
+        Entry(1, EntryKind.COMMAND, b"\xc1 of a later release"),
+        Entry(1, 99, b"?"),
+    ]
+    log.write([Append(META, 1, entries), Append("g.1", 1, [Entry(1, EntryKind.COMMAND, data.encode(rows))])])
+    log.sync()
+    log.close()
+
+    def dumped(*words: str) -> list[dict[str, object]]:
+        said = CliRunner().invoke(app, ["log", "dump", str(tmp_path), *words])
+        assert said.exit_code == 0, said.output
+        return [json.loads(line) for line in said.stdout.splitlines()]
+
+    operation, noop, config, drain, newer, unknown = dumped("--group", "meta", "--entries")
+    assert operation["count"] == 5 and [noop["kind"], config["kind"]] == ["noop", "config"]
+    assert config["config"] == {"voters": ["node1", "node2"], "learners": [], "operation": ""}
+    assert drain["command"] == "SetDraining" and (drain["index"], drain["valid"]) == (3, True)
+    named = {"now": 7, "node": "node1", "draining": True, "by": "jo", "lock": 0, "for_restart": False}
+    assert drain["fields"] == named
+    assert not newer["valid"] and newer["error"] and "command" not in newer
+    assert (unknown["kind"], unknown["bytes"]) == ("unknown", 1)
+
+    _, written = dumped("--group", "g.1", "--entries")
+    assert isinstance(written["fields"], dict) and written["fields"]["ipc"] == {"bytes": 5}
+    assert written["fields"]["partition"] == {"storage_group": "root.a", "time_partition": 1, "shard": 0}
+    assert [line["group"] for line in dumped("--group", "g.1")] == ["g.1"]
+    assert {str(line["group"]) for line in dumped()} == {"", "meta", "g.1"}
 
 
 def test_offline_commands_refuse_a_running_node(tmp_path: Path) -> None:
