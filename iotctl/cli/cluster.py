@@ -9,6 +9,7 @@ import typer
 
 from iotctl.cli import changes, hosts, levels, lifecycle
 from iotctl.cli.options import Confirm, DryRun, Duration, Node, Nodes, Watch
+from iotctl.cli.row_options import parsed_tag, parsed_time
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import READS, WORKS, Traits, step
 
@@ -98,6 +99,42 @@ def slots(
         return 0
 
     return repeated(session, show, watch)
+
+
+@app.command()
+@step(READS)
+def route(
+    ctx: typer.Context,
+    storage_group: Annotated[
+        str, typer.Argument(metavar="STORAGE_GROUP", help="Storage group, such as root.plant.")
+    ],
+    time: Annotated[
+        str, typer.Argument(metavar="TIME", parser=parsed_time, help="Time of a row (ms or ISO 8601).")
+    ],
+    table: Annotated[str | None, typer.Option("--table", help="Limit to this table.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tag",
+            metavar="TAG=VALUE",
+            parser=parsed_tag,
+            help="Limit to the device with these tags; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Show where rows are: their slots, groups, members and files.
+
+    With --tag, only the slot of the device that has these tags and no others.
+    """
+    from iotctl.cli import views
+    from iotctl.observe.route import route_of
+    from iotctl.rows.selection import parse_tags, parse_time
+
+    session = session_of(ctx)
+    moment = parse_time(time)
+    assert moment is not None
+    found = route_of(session.cluster, storage_group, moment, table, parse_tags(tag or []))
+    session.output.emit("cluster-route", found, lambda: views.route_tables(found))
 
 
 def _goal(text: str) -> str:

@@ -25,6 +25,7 @@ from iotctl.observe.events import Events
 from iotctl.observe.layout import RingView, SlotsView
 from iotctl.observe.model import ClusterStatus, GroupRow, MetaRow, NodeRow
 from iotctl.observe.operations import Operations
+from iotctl.observe.route import RouteView
 from iotctl.observe.stopping import OkToStop
 from iotctl.output.document import FORMAT_VERSION
 from iotctl.output.failure import Failure
@@ -173,6 +174,7 @@ BODIES: dict[str, Any] = {
     "cluster-recover": Recovery,
     "cluster-ring": RingView,
     "cluster-rolled": RestartReport,
+    "cluster-route": RouteView,
     "cluster-slots": SlotsView,
     "cluster-status": ClusterStatus,
     "cluster-trust": Enrolment,

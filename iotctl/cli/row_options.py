@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from nodeagent.model.schema import TableSchema
 
 
-def _where(text: str) -> str:
+def parsed_tag(text: str) -> str:
+    """Check a word `tag=value`."""
     from iotctl.rows.selection import parse_where
 
     return text_for(lambda word: parse_where([word]))(text)
 
 
-def _time(text: str) -> str:
+def parsed_time(text: str) -> str:
+    """Check a time in milliseconds or ISO 8601."""
     from iotctl.rows.selection import parse_time
 
     return text_for(parse_time)(text)
@@ -53,28 +55,30 @@ MaybeTable = Annotated[str | None, typer.Option("--table", help="Limit to this t
 Fields = Annotated[str | None, typer.Option("--fields", metavar="A,B", help="Read only these fields.")]
 Time = Annotated[
     str | None,
-    typer.Option("--time", metavar="TIME", parser=_time, help="Time of the row; default: now."),
+    typer.Option("--time", metavar="TIME", parser=parsed_time, help="Time of the row; default: now."),
 ]
 Tags = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG=VALUE", parser=_where, help="Tag of the row; repeatable."),
+    typer.Option("--tag", metavar="TAG=VALUE", parser=parsed_tag, help="Tag of the row; repeatable."),
 ]
 Where = Annotated[
     list[str] | None,
     typer.Option(
         "--where",
         metavar="TAG=VALUE",
-        parser=_where,
+        parser=parsed_tag,
         help="Select rows whose tag has this value; repeatable. Values of the same tag are alternatives.",
     ),
 ]
 From = Annotated[
     str | None,
-    typer.Option("--from", metavar="TIME", parser=_time, help="First time (ms or ISO 8601), inclusive."),
+    typer.Option(
+        "--from", metavar="TIME", parser=parsed_time, help="First time (ms or ISO 8601), inclusive."
+    ),
 ]
 To = Annotated[
     str | None,
-    typer.Option("--to", metavar="TIME", parser=_time, help="Last time (ms or ISO 8601), inclusive."),
+    typer.Option("--to", metavar="TIME", parser=parsed_time, help="Last time (ms or ISO 8601), inclusive."),
 ]
 Read = Annotated[
     str,

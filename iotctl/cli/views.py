@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from iotctl.observe.layout import RingView, SlotsView
     from iotctl.observe.model import ClusterStatus
     from iotctl.observe.operations import OperationRow
+    from iotctl.observe.route import RouteView
     from iotctl.observe.stopping import OkToStop
     from iotctl.plan.model import Plan
 
@@ -144,6 +145,30 @@ def slot_tables(s: SlotsView) -> list[Table | str]:
     ]
     if s.unread:
         parts.append(f"did not respond: {', '.join(s.unread)}")
+    return parts
+
+
+def route_tables(r: RouteView) -> list[Table | str]:
+    span = f"{time_text(r.time_from_ms)} to {time_text(r.time_to_ms)}"
+    title = f"{r.storage_group}, time partition {r.time_partition}: {span}"
+    places = [
+        (p.slot, p.shard, p.owner, " ".join(p.members), p.moving_from or "-", len(p.files)) for p in r.routes
+    ]
+    files = [
+        (p.slot, f.name, f.table, count_text(f.rows), bytes_text(f.bytes)) for p in r.routes for f in p.files
+    ]
+    parts: list[Table | str] = [
+        Table(("slot", "shard", "owner", "members", "moving from", "files"), places, title=title)
+    ]
+    if files:
+        parts.append(Table(("slot", "file", "table", "rows", "bytes"), files))
+    silent = sorted({p.group for p in r.routes if not p.read_from})
+    parts += [f"no member of {group} answered: its files are not listed" for group in silent]
+    parts += [
+        f"slot {p.slot} migrates: files that are still with {p.moving_from} are not listed"
+        for p in r.routes
+        if p.moving_from
+    ]
     return parts
 
 

@@ -146,14 +146,10 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
     if storage_group is not None and storage_group.lower() not in known:
         why = f"storage groups: {', '.join(known) or 'none'}"
         raise RefusedProblem(f"there is no storage group {storage_group}", why=why, next="iotctl data schema")
-    groups = {g.owner: g for g in view.groups if not g.dissolving}
-    ranges = [
-        SlotRange(start, end, owner, *_group_of(groups, owner), _moving_from(view, start), owner=owner)
-        for start, end, owner in _cut(view)
-    ]
+    groups = [g for g in view.groups if not g.dissolving]
     loads: dict[tuple[int, str], list[int]] = {}
     unread = []
-    for group in groups.values():
+    for group in groups:
         listed = _list(cluster, group, (storage_group or "").lower())
         if listed is None:
             unread.append(group.group)
@@ -176,12 +172,21 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
         table_version=view.table_version,
         slots=view.settings.slots,
         nonempty=nonempty,
-        ranges=ranges,
+        ranges=slot_ranges(view),
         loads=rows,
         unread=unread,
         replicas=view.settings.replicas,
         ring=[RingPlace(n, places[n].position, places[n].weight) for n in view.ring],
     )
+
+
+def slot_ranges(view: MetaView) -> list[SlotRange]:
+    """All slots, ascending; the slots of a range have the same owner and migrate together."""
+    groups = {g.owner: g for g in view.groups if not g.dissolving}
+    return [
+        SlotRange(start, end, owner, *_group_of(groups, owner), _moving_from(view, start), owner=owner)
+        for start, end, owner in _cut(view)
+    ]
 
 
 def slot_write_rates(

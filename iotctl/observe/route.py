@@ -1,0 +1,142 @@
+"""Where the rows of a storage group and a time are: slots, groups, members and files."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from iotctl.errors import InputProblem, RefusedProblem
+from iotctl.observe.cluster import Cluster
+from iotctl.observe.layout import slot_ranges
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.requests import MetaView
+from nodeagent.model.schema import TableSchema
+from nodeagent.partition.hash import shard_of, slot_of, time_partition, time_span
+
+
+class RoutedFile(msgspec.Struct, frozen=True):
+    """A file of one replica; `rows` counts rows that a later file or a delete may hide."""
+
+    name: str
+    table: str
+    rows: int
+    bytes: int
+    time_min_ms: int
+    time_max_ms: int
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One shard of the time partition. `moving_from` names the losing group while the slot migrates: files
+    that it still has are not listed.
+
+    `files` are those of the member `read_from`, which is "" if no member answered. Rows that are still in
+    memory are in no file.
+    """
+
+    shard: int
+    tables: list[str]
+    slot: int
+    owner: str
+    group: str
+    members: list[str]
+    moving_from: str
+    read_from: str
+    files: list[RoutedFile]
+
+
+class RouteView(msgspec.Struct, frozen=True):
+    """The places of rows of one storage group with times in [time_from_ms, time_to_ms]."""
+
+    table_version: int
+    storage_group: str
+    time_partition: int
+    time_from_ms: int
+    time_to_ms: int
+    routes: list[Route]
+
+
+def route_of(
+    cluster: Cluster, storage_group: str, time_ms: int, table: str | None, tags: Mapping[str, str]
+) -> RouteView:
+    """The places of the rows with this time and, if `tags` are given, of the one device with these tags.
+
+    Args:
+        table: only rows of this table; None for all tables of the storage group that have the tags.
+        tags: a tag of a table that is not among them is null.
+
+    Raises:
+        RefusedProblem: there is no such storage group.
+        InputProblem: there is no such table, or no table with these tags.
+    """
+    view = cluster.meta(strong=True)
+    group, settings = storage_group.lower(), view.settings
+    shards = _shards(_tables(view, group, table, tags), tags, settings.shards)
+    number = time_partition(time_ms, settings.time_partition_interval_ms, settings.hash_mode)
+    first, last = time_span(number, settings.time_partition_interval_ms, settings.hash_mode)
+    routes = [
+        _route(cluster, view, PartitionKey(group, number, shard), tables) for shard, tables in shards.items()
+    ]
+    return RouteView(view.table_version, group, number, first, last, routes)
+
+
+def _tables(view: MetaView, group: str, table: str | None, tags: Mapping[str, str]) -> list[TableSchema]:
+    known = sorted({s.storage_group for s in view.schemas})
+    if group not in known:
+        why = f"storage groups: {', '.join(known) or 'none'}"
+        raise RefusedProblem(f"there is no storage group {group}", why=why, next="iotctl data schema")
+    name = (table or "").lower()
+    wanted = [s for s in view.schemas if s.storage_group == group and name in ("", s.table)]
+    if not wanted:
+        raise InputProblem(f"there is no table {group}.{name}", next="iotctl data schema")
+    having = [s for s in wanted if set(tags) <= set(s.tags)]
+    if not having:
+        names = ", ".join(sorted(f"{s.table} ({', '.join(s.tags) or 'no tags'})" for s in wanted))
+        raise InputProblem(
+            f"no table of {group} has the tags {', '.join(tags)}", why=names, next="iotctl data schema"
+        )
+    return having
+
+
+def _shards(schemas: Sequence[TableSchema], tags: Mapping[str, str], shards: int) -> dict[int, list[str]]:
+    """Shard -> tables, ascending; without tags every shard has rows of every table."""
+    if not tags:
+        return {shard: sorted(s.table for s in schemas) for shard in range(shards)}
+    found: dict[int, list[str]] = {}
+    for schema in sorted(schemas, key=lambda s: s.table):
+        shard = shard_of([tags.get(t) or None for t in schema.tags], shards)
+        found.setdefault(shard, []).append(schema.table)
+    return dict(sorted(found.items()))
+
+
+def _route(cluster: Cluster, view: MetaView, key: PartitionKey, tables: list[str]) -> Route:
+    slot = slot_of(key.storage_group, key.time_partition, key.shard, view.settings)
+    place = next(r for r in slot_ranges(view) if r.start <= slot < r.end)
+    member, files = _files(cluster, place.group, place.members, slot)
+    return Route(
+        shard=key.shard,
+        tables=tables,
+        slot=slot,
+        owner=place.owner,
+        group=place.group,
+        members=place.members,
+        moving_from=place.moving_from,
+        read_from=member,
+        files=[
+            RoutedFile(f.name, f.table, f.rows, f.size, f.time_min, f.time_max)
+            for f in files
+            if f.partition == key and f.table in tables
+        ],
+    )
+
+
+def _files(
+    cluster: Cluster, group: str, members: Sequence[str], slot: int
+) -> tuple[str, tuple[FileMeta, ...]]:
+    """The first member that answers, and its files of the slot; ("", ()) if none does."""
+    for member in members:
+        try:
+            return member, cluster.manifest(member, group, ((slot, slot + 1),)).files
+        except NodeAgentError:
+            continue
+    return "", ()
