@@ -82,7 +82,7 @@ def remove_node(
     if dead:
         if len(names) > 1:
             raise typer.BadParameter("remove dead nodes in separate commands", param_hint="NODE")
-        if _fence_dead(session, names[0], "remove the dead", confirm, options):
+        if _fence_dead(session, names[0], "remove the dead node", confirm, options):
             return 0
     facts, _ = plan_facts(session.cluster, session.source, rate=options.rate_bytes_per_s)
     plan = make_remove(facts, names, accept_layout=options.accept_layout or dead)
@@ -110,12 +110,12 @@ def replace_node(
     options: NodeChangeOptions,
     confirm: Confirm = None,
 ) -> int:
-    """Replace a node: the new one takes its place on the ring and its slots."""
+    """Replace a node: the new node takes over its slots and its place on the ring."""
     from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_replace
 
     session = session_of(ctx)
-    if dead and _fence_dead(session, old, "replace the dead", confirm, options, by=new):
+    if dead and _fence_dead(session, old, "replace the dead node", confirm, options, by=new):
         return 0
     facts, _ = plan_facts(session.cluster, session.source, rate=options.rate_bytes_per_s)
     plan = make_replace(facts, old, new, accept_layout=options.accept_layout or dead)
@@ -180,7 +180,7 @@ def _fence_dead(
             )
         if by and by not in there:
             raise RefusedProblem(
-                f"{node} left the cluster with {found.id} ({found.title}), but {by} did not take its place",
+                f"{node} left the cluster during {found.id} ({found.title}), but {by} did not take its place",
                 next=f"iotctl cluster add-node {by}",
             )
         _emit_change(session, Executed([found.id], found.state(), [node]), [found.title])

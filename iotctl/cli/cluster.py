@@ -29,7 +29,7 @@ changes.register(app)
 @app.command()
 @step(READS)
 def status(ctx: typer.Context, watch: Watch = False) -> int:
-    """Show the whole cluster: nodes, groups, operations, problems. It works even if most agents are down."""
+    """Show the whole cluster: nodes, groups, operations, problems, even if most agents are down."""
     from iotctl.cli import views
 
     return _show(session_of(ctx), "cluster-status", views.status_tables, watch=watch)
@@ -175,7 +175,7 @@ def events(
     limit: Annotated[int, typer.Option(min=1, help="Show only this many of the newest events.")] = 200,
     watch: Watch = False,
 ) -> int:
-    """Show events, newest last; --watch adds new events. It needs no leader.
+    """Show events, newest last; --watch adds new events. The command needs no leader.
 
     -o jsonl prints one event per line.
     """

@@ -103,7 +103,7 @@ def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait
 def upgrade(
     ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, dry_run: DryRun = False, yes: Yes = False
 ) -> int:
-    """Upgrade nodes to this machine's version and cluster.yaml's settings, restarting them one by one."""
+    """Upgrade nodes to this machine's version and cluster.yaml's settings, by default one by one."""
     from iotctl.change.lock import lock_purpose
     from iotctl.lifecycle import deploy as deploying
     from iotctl.lifecycle.rolling import RestartPlan, plan_waves

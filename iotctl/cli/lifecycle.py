@@ -157,7 +157,7 @@ def restart(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Restart agents one by one: transfer leadership first, and keep every group's quorum."""
+    """Restart agents, by default one by one: transfer leadership first, and keep every group's quorum."""
     from iotctl.lifecycle.machines import chosen
     from iotctl.lifecycle.rolling import plan_waves
 

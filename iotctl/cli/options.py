@@ -98,7 +98,7 @@ Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for completio
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 s until interrupted.")]
 AcceptLayout = Annotated[
     bool,
-    typer.Option("--accept-layout", help="Accept a layout that violates zones or weights."),
+    typer.Option("--accept-layout", help="Accept a layout that violates the rules for zones or weights."),
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Retain the old copies until a verification passes.")]
 DEPTHS = ("manifest", "hash", "content")

@@ -105,7 +105,7 @@ def prepare(
 
     Args:
         joins: these nodes are about to be added to an existing cluster.
-        accept_layout: accept a ring of a new cluster that violates zones or weights.
+        accept_layout: accept a ring of a new cluster that violates the rules for zones or weights.
 
     Raises:
         Unreachable: a machine did not answer, so its state is unknown.

@@ -21,7 +21,7 @@ DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
 
 SERVING_MS_MAX = 5_000
-"""A node that started longer ago should take part. A restarted node does so within a second."""
+"""A node that started longer ago than this should participate. A restarted node does so within a second."""
 
 STARTING = ("forming", "joining")
 
@@ -148,7 +148,7 @@ def _unremoved(status: NodeStatus) -> list[Problem]:
     place, why = min(status.unremoved.items())
     more = len(status.unremoved) - 1
     others = f" and {more} more director{'y' if more == 1 else 'ies'}" if more else ""
-    message = f"{status.node} cannot remove data/{place}{others} and retries: {why}"
+    message = f"{status.node} cannot remove data/{place}{others} (retrying): {why}"
     return [Problem("warning", "not_removed", status.node, "", message, f"iotctl cluster logs {status.node}")]
 
 
@@ -222,7 +222,7 @@ def _missing(facts: Facts, groups: Iterable[GroupRow]) -> list[Problem]:
 
 
 def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
-    """Voters that run but that their leader does not hear; one problem per leader and voter, for the first
+    """Running voters from which their leader does not hear; one problem per leader and voter, for the first
     of their groups."""
     found: dict[tuple[str, str], Problem] = {}
     for group in groups:
@@ -233,7 +233,7 @@ def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
         for voter in current.voters:
             runs = voter in replicas and replicas[voter].state == "running"
             if runs and not heard_recently(facts, leader, voter):
-                message = f"{leader}, which leads {group}, has not heard {voter} recently"
+                message = f"{leader}, which leads {group}, has not heard from {voter} recently"
                 problem = Problem("error", "unheard", voter, group, message, WAIT_HEALTHY)
                 found.setdefault((leader, voter), problem)
     return list(found.values())

@@ -2,7 +2,7 @@
 
     ${node}                 a variable
     ${plan.summary.eta_s}   a value that an earlier step registered; ${status.nodes[0].id}
-    $${                     a plain ${
+    $${                     a literal ${
 
 A condition is an optional `not`, then a value, or two values compared by == != < <= > >=. A value is a
 `${…}`, true, false, null, a number, a word, or a text in quotes.
@@ -164,7 +164,7 @@ def _path(found: re.Match[str]) -> Path:
         raise BadExpression(f"{found[0]!r} has no closing brace")
     if not _PATH.fullmatch(inside):
         raise BadExpression(
-            f"{found[0]} is not a name; write ${{name}} or ${{step.key}}, and $${{ for a plain ${{"
+            f"{found[0]} is not a name; write ${{name}} or ${{step.key}}, and $${{ for a literal ${{"
         )
     return tuple(m[1] if m[1] is not None else int(m[2]) for m in _STEP.finditer(inside))
 
