@@ -1,8 +1,9 @@
 """Requests every slot until it is answered once, by the group that serves it.
 
-A request goes to the groups in *legs*: one group and the slots it serves by our routes. A leg counts only if
-the node answered by a table version in which the group serves all of these slots. Otherwise, and after any
-error, its slots are routed and requested again until the deadline passes without progress.
+A request goes to the groups in *legs*: one group and the slots it serves according to our routes. A leg
+counts only if the node answered from a table version in which the group serves all of these slots. Otherwise,
+and after any error that is not `FINAL`, its slots are routed and requested again until the deadline passes
+without progress.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Answer(Generic[_T]):
 
 
 class Cover:
-    """Legs until every slot is answered (see the module)."""
+    """Requests legs until every slot is answered (see the module)."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -49,7 +50,8 @@ class Cover:
         """Request every slot of `wanted` until it is answered once (see the module).
 
         Raises:
-            Unavailable: some slots were not answered, with the last reason.
+            Unavailable: some slots were not answered; it names the last error.
+            Damaged: the same, if the last error is `Damaged`.
         """
         pending = wanted.copy()
         deadline = Deadline(self._calls.timeout_s)
@@ -91,7 +93,8 @@ class Cover:
             routes = self._calls.views.at_version(version)
         if routes is None or not routes.owns(leg.group.group, leg.slots):
             raise Unavailable(
-                f"{leg.group.group} answered by table version {version}, not by {leg.version} as asked"
+                f"{leg.group.group} answered from table version {version};"
+                f" the request was routed by version {leg.version}"
             )
 
     def missing(self, pending: Mask, last: NodeAgentError) -> NodeAgentError:

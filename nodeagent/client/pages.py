@@ -1,12 +1,12 @@
 """Scans rows page by page.
 
-Pages are of bounded size. A page ends at a row key and is final once its table version is checked. A leg that
-fails after some pages is routed again and resumes after its last page, with another member or another group,
-so that no row is returned twice.
+Pages are of bounded size. A page ends at a row key or between partitions, and is final once its table version
+is checked. A leg that fails after some pages is routed again and resumes after its last page, with another
+member or another group, so that no row is returned twice.
 
-While the files of a slot are still with its previous holders, the group's answer names these holders. Their
-rows are older than all rows of the group: they are merged below them, after the group's range deletes, page
-by page. Both sides are then asked for the rows up to the same key.
+While the files of a slot are still with its previous holders, the group's answer names these holders. The
+holders' rows are older than all rows of the group: page by page, the group's range deletes are applied to
+them before they are merged below the group's rows. Both sides are then asked for the rows up to the same key.
 
 If a query requests aggregates, a group that has all rows of a page returns their aggregates. Otherwise, and
 from a node of an earlier release, the rows arrive and are aggregated here.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from nodeagent.client.routes import Mask
 
 PAGES_WAITING_MAX = 2
-"""Pages that wait for the caller; no further page is requested until it takes one."""
+"""Pages that wait for the caller; while so many wait, each leg requests at most one more."""
 
 _NEWEST = (1 << 62,)
 """Merge order of rows that the group has merged already: its deletes are not applied to them again."""
@@ -90,7 +90,8 @@ class Pages:
             limit: if not 0, only the first `limit` rows (in order) are needed; more rows may be returned.
 
         Raises:
-            Unavailable: some slots were not answered, with the last reason. Pages returned before are valid.
+            Unavailable: some slots were not answered; it names the last error.
+            Damaged: the same, if the last error is `Damaged`. In both cases, pages returned before are valid.
         """
         settings = (await self._calls.views.current()).view.settings
         wanted = slots_of(query.storage_group, query.spec, settings) if slots is None else slots

@@ -102,7 +102,7 @@ def _in_form(rows: Rows, schema: TableSchema, bytes_max: int | None) -> pa.Recor
         return pa.RecordBatch.from_arrays([one_chunk(c) for c in rows.columns], schema=arrow_schema(schema))
     if bytes_max is not None and (least := form_bytes(rows, schema)) > bytes_max:
         raise InvalidInput(
-            f"the rows take {least} bytes or more in the table's form, over the limit of {bytes_max}"
+            f"the rows take at least {least} bytes in the table's column types; the limit is {bytes_max}"
         )
     columns = _by_lower_name(rows)
     known = {c.name: c for c in schema.columns}

@@ -51,8 +51,8 @@ class SimLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Round deadlines in the future up to a millisecond. The clock stands still while no task waits, so a
-        deadline within the resolution of asyncio would wake its task again and again."""
+        """Round future deadlines up to the next millisecond. The clock advances only while all tasks wait, so
+        a deadline within the resolution of asyncio would wake its task again and again."""
         if when > self.time():
             when = max(self.sim.now + 1, math.ceil(when * 1000 - 1e-6)) / 1000
         return super().call_at(when, callback, *args, context=context)
@@ -80,7 +80,7 @@ class SimLink:
 
     Args:
         odd: probability that a node begins to give answers that this release does not know, or that come from
-            another cluster; it stops after up to `ODD_S`.
+            another cluster, for at most `ODD_S` seconds.
     """
 
     def __init__(self, sim: Sim[SimNode], loop: SimLoop, odd: float = 0.0) -> None:
@@ -160,7 +160,7 @@ class SimCluster(Cluster):
     _versions: Mapping[tuple[str, str], int] = {}
 
     def look(self) -> None:
-        """Check that its knowledge of the cluster never goes back (S14)."""
+        """Check that the client's knowledge of the cluster never goes backwards (S14)."""
         routes = self._calls.views.routes
         if routes is None:
             return
@@ -189,6 +189,6 @@ def client_of(
 
 
 def run_in(sim: Sim[SimNode], main: Coroutine[Any, Any, _T]) -> _T:
-    """Run `main` to its end on the simulation's clock."""
+    """Run `main` to completion on the simulation's clock."""
     with asyncio.Runner(loop_factory=lambda: SimLoop(sim)) as runner:
         return runner.run(main)

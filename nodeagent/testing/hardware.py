@@ -76,7 +76,7 @@ class Hardware:
         )
 
     def take_room(self, leave: int) -> None:
-        """Fill the disk with a foreign file except for `leave` bytes, or delete that file."""
+        """Leave `leave` bytes free: resize a foreign file, or delete it if fewer are free without it."""
         cut, self.disk.cut_power_at = self.disk.cut_power_at, None  # a power cut must hit a write of the node
         if self.disk.exists(BALLAST):
             self.disk.unlink(BALLAST)

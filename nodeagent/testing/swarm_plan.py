@@ -70,8 +70,8 @@ class Plan:
         )
 
     def hasten(self) -> None:
-        """Cause deposed leaders that append entries, and purge logs at once: members return with a log suffix
-        that no other node has, and a snapshot replaces it."""
+        """Depose leaders often while they append entries, and purge logs early: members then return with a
+        log suffix that no other node has, and a snapshot replaces it."""
         self.kinds |= {"deposed": 6, "straggle": 2}
         self.limits |= {
             "nodeagent.host.checkpoints.CHECKPOINT_MIN_MS": 20,

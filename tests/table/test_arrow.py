@@ -292,7 +292,7 @@ def test_input_that_would_expand_too_much_is_refused_before_it_is_expanded(
 ) -> None:
     """Examples are nulls for missing columns, and a value that is stored once for many rows."""
     before = pa.total_allocated_bytes()
-    with pytest.raises(InvalidInput, match="in the table's form"):
+    with pytest.raises(InvalidInput, match="in the table's column types"):
         arrow.normalise(rows, schema, 8 << 20)
     assert pa.total_allocated_bytes() - before < 1 << 20
     assert arrow.form_bytes(rows.slice(0, 10), schema) <= arrow.normalise(rows.slice(0, 10), schema).nbytes

@@ -99,7 +99,10 @@ def _command(cluster: Cluster, w: requests.Write, schema: TableSchema) -> comman
         )
     ipc = w.ipc if _is_exact(given.schema, rows.schema) else arrow.encode(rows)
     if len(ipc) > limits.WRITE_BYTES_MAX:
-        raise InvalidInput(f"{len(ipc)} bytes in the table's form; the limit is {limits.WRITE_BYTES_MAX}")
+        raise InvalidInput(
+            f"the rows take {len(ipc)} bytes in the table's column types;"
+            f" the limit is {limits.WRITE_BYTES_MAX}"
+        )
     return commands.WriteRows(
         w.session,
         w.sequence,
