@@ -60,7 +60,9 @@ def run_command(
 # Over the limit of 8 parameters because typer makes each option of a command a parameter.
 @app.command("init")
 def init_command(
-    directory: Directory,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="The node's directory; created if it is missing.")
+    ],
     node: Annotated[str, typer.Option(help="Name of the node.")],
     port: Annotated[int, typer.Option(help="Port for nodes and clients.")],
     http_port: Annotated[int, typer.Option(help="Port for health and metrics.")],

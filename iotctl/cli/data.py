@@ -101,7 +101,7 @@ def export(
 
     The command asks before it replaces an existing file that is not empty.
 
-    A spreadsheet may interpret a CSV text that begins with =, +, - or @ as a formula.
+    A spreadsheet may interpret text in a CSV file as a formula if it begins with =, +, - or @.
     """
     from iotctl.rows.export import export_table, shape_of, size_of, write_rows
     from iotctl.rows.selection import Age, rows_of
@@ -148,17 +148,18 @@ def delete(
 ) -> None:
     """Delete the rows of a table that match tags and a time range.
 
-    Rows that are written after the start remain. The command returns when the deletion is durable on a
-    majority of every group.
+    Rows that are written while the command runs may be deleted or may remain. The command returns when the
+    deletion is durable on a majority of every group.
     """
     from iotctl.rows.selection import count_rows, delete_rows
 
     session = session_of(ctx)
     selection = selection_of(where, time_from, time_to)
     schema = name.schema(session)
-    ends = [f"{word} {time}" for word, time in (("from", time_from), ("to", time_to)) if time is not None]
-    limits = [*selection.limits(), *ends]
-    what = f"rows of {schema.storage_group}.{schema.table} {' and '.join(limits)}".rstrip()
+    tags = " and ".join(selection.limits())
+    ends = (("with", tags or None), ("from", time_from), ("to", time_to))
+    limits = [f"{word} {value}" for word, value in ends if value is not None]
+    what = " ".join([f"rows of {schema.storage_group}.{schema.table}", *limits])
     if dry_run:
         there = count_rows(session.cluster, schema, selection)
         return session.output.would(*[f"delete {there} {what}"] if there else [])
@@ -311,7 +312,7 @@ def _set_ttl(
         return []
     name = f"{schema.storage_group}.{schema.table}"
     rows, before = expiring(session.cluster, schema, ttl_ms, now_ms())
-    todo = [f"retain rows of {name} for {given}"]
+    todo = [f"retain rows of {name} {f'for {given}' if ttl_ms else 'indefinitely'}"]
     if rows:
         todo.append(f"delete {rows} rows of {name} older than {time_text(before)}")
     if not dry_run:

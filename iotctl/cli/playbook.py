@@ -90,7 +90,10 @@ def run(
         bool, typer.Option("--fail-on-change", help="Report a change as a failure in JUnit, to find drift.")
     ] = False,
 ) -> int:
-    """Run the steps that are not done yet. A run stops at a failure; `--resume` continues it."""
+    """Run the steps that are not done yet.
+
+    A run stops at a failure unless the step has `on_failure: continue`; `--resume` continues a stopped run.
+    """
     from iotctl.errors import UsageProblem
     from iotctl.playbook.journal import FileJournal, RunJournal, find_run, new_run_id
     from iotctl.spec.find import runs_dir

@@ -31,7 +31,8 @@ def migrate_tables(r: MigrateReport) -> list[Table | str]:
         rows.append(
             (
                 "verified",
-                f"{verdict} at {v.depth}: {v.files} files, {count_text(v.rows)} rows, {v.series} series",
+                f"{verdict} at depth {v.depth}: {v.files} files, {count_text(v.rows)} rows,"
+                f" {v.series} series",
             )
         )
         rows.append(("mismatches", v.mismatches))

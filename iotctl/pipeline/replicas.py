@@ -180,7 +180,7 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: FileSelec
         if now - max(busy, moved) > SETTLE_S or now - moved > AT_WORK_S:
             reason = (
                 f"lags: files made up to index {reply.materialised} of {view.cut or reply.applied},"
-                f" {reply.pending} pending{', in progress' if reply.at_work else ''}"
+                f" {reply.pending} pending{' and in progress' if reply.at_work else ''}"
             )
             return Unread(node, view.group, None, reason)
         if view.cut is not None and now - closed_at > QUIET_S:
@@ -212,9 +212,11 @@ def _before(meta: FileMeta, cut: int | None) -> bool:
 def compare_manifests(
     cluster: Cluster, views: Sequence[GroupView], chosen: FileSelection, progress: Progress
 ) -> tuple[list[Mismatch], list[Unread]]:
-    """Files whose recorded size, hash or sums differ between the replicas of a group.
+    """Files that a replica lacks, or whose recorded size, hash or sums differ between the replicas of a
+    group; also returns the replicas without an answer.
 
-    Differences are checked again, since replicas adopt and release a file at different moments.
+    If a file is missing, the manifests are read again, since replicas adopt and release a file at different
+    moments.
     """
     mismatches: list[Mismatch] = []
     unread: list[Unread] = []

@@ -126,7 +126,7 @@ def convert(value: Any, type_name: str) -> Any:
         return found
     if type_name in ("int", "float"):
         if isinstance(value, bool):
-            raise ValueError("a number is expected")
+            raise ValueError(f"{type_phrase(type_name)} is expected")
         try:
             return int(str(value)) if type_name == "int" else float(str(value))
         except ValueError:
@@ -171,7 +171,7 @@ def value_of(
     if name in given:
         value, source = given[name], "--var"
     elif variable.env and variable.env in env:
-        value, source = env[variable.env], f"the environment's {variable.env}"
+        value, source = env[variable.env], f"environment variable {variable.env}"
     elif variable.file:
         try:
             value, source = (

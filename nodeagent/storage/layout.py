@@ -29,7 +29,9 @@ _SNAPSHOT = re.compile(r"[0-9a-f]{1,64}")
 def check_name(name: str) -> str:
     """Return `name` if it may be a path component, otherwise raise `InvalidName`."""
     if not _NAME.fullmatch(name) or ".." in name:
-        raise InvalidName(f"name {name[:80]!r} is not allowed (A-Z a-z 0-9 . _ - and no leading '.' or '..')")
+        raise InvalidName(
+            f"name {name[:80]!r} is not allowed (1-200 of A-Z a-z 0-9 . _ -; no '.' at the start, no '..')"
+        )
     return name
 
 
@@ -97,7 +99,7 @@ def quarantine_dir(group: GroupId) -> str:
 
 
 def quarantine_path(group: GroupId, slot: int, name: str, found: str) -> str:
-    """`found` is the hash of the bytes: equal damage has one name, other damage another."""
+    """`found` is the hash of the damaged bytes, so that copies with different damage get different names."""
     if not 0 <= slot < SLOTS_MAX:
         raise InvalidName(f"slot {slot} is out of range")
     return f"{quarantine_dir(group)}/{slot:05d}-{check_file(name)}.{check_name(found)}"

@@ -138,7 +138,7 @@ def test_migrate_verify_moves_verifies_and_signs_off(added: Added) -> None:
     code = migrated.wait(180)
     said = Said(code, world.said_by(migrated), "")
     assert code == 0, said.out
-    assert "PASS at content" in said.out
+    assert "PASS at depth content" in said.out
     done = world.wait_stage(operation, Stage.DONE, 60.0)
     assert done.signed_off
     for node in gaining_members(done):

@@ -272,7 +272,7 @@ def test_rows_are_deleted_by_name_only(spec: Path) -> None:
     words = ("data", "delete", *chosen, "--from", "5", "--to", "1970-01-01T00:00:01Z")
     look = iotctl(spec, *words, "--dry-run", "-o", "json", cluster=cluster)
     assert json.loads(look.out)["would"] == [
-        "delete 2 rows of root.a.m device=d1 and from 5 and to 1970-01-01T00:00:01Z"
+        "delete 2 rows of root.a.m with device=d1 from 5 to 1970-01-01T00:00:01Z"
     ]
     unsaid = iotctl(spec, *words, cluster=cluster)
     assert unsaid.code == Exit.REFUSED and "--confirm plant" in unsaid.err and not cluster.deleted

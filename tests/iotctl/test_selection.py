@@ -58,7 +58,7 @@ def test_a_query_and_a_delete_select_the_same_rows(place: Path, cluster: FakeClu
     assert [r["time"] for r in json.loads(limited.out)["rows"]] == [1, 4]
     delete = ("data", "delete", *NAMED, *where)
     look = iotctl(place, *delete, "--dry-run", "-o", "json", cluster=cluster)
-    assert json.loads(look.out)["would"] == ["delete 3 rows of root.a.m (device=b or device=a)"]
+    assert json.loads(look.out)["would"] == ["delete 3 rows of root.a.m with (device=b or device=a)"]
     asked = iotctl(place, *delete, cluster=cluster)
     assert asked.code == Exit.REFUSED and "(device=b or device=a)" in asked.err and not cluster.deleted
     done = iotctl(place, *delete, "--confirm", "plant", "-o", "json", cluster=cluster)
@@ -115,6 +115,8 @@ def test_a_ttl_that_expires_nothing_new_asks_nothing(place: Path, cluster: FakeC
     cluster.tables = [TableSchema("root.a", "m", 1, COLUMNS, 30 * DAY_MS)]
     assert iotctl(place, *words, "60d", cluster=cluster).code == 0 and not cluster.scanned
     assert iotctl(place, *words, "29d", cluster=cluster).code == Exit.REFUSED
+    look = iotctl(place, *words, "none", "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(look.out)["would"] == ["retain rows of root.a.m indefinitely"]
 
 
 def test_a_node_ahead_of_the_operator_decides_what_expires(place: Path, cluster: FakeCluster) -> None:

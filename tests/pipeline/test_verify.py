@@ -218,7 +218,7 @@ def test_verify_stops_waiting_for_a_replica_that_finishes_no_file(
     monkeypatch.setattr(DirectoryCluster, "manifest", stuck)
     report = run(built, "manifest")
     assert [(u.node, u.group) for u in report.unread] == [("n2", "n1.1")]
-    assert report.unread[0].reason.endswith("7 pending, in progress")
+    assert report.unread[0].reason.endswith("7 pending and in progress")
 
 
 @pytest.mark.parametrize("quiet_s", [0.0, 1e9])
