@@ -54,7 +54,7 @@ def run_demo(
     note: Callable[[str], None],
     on_progress: OnProgress,
 ) -> DemoReport:
-    """Run the whole demo. In any case, nothing is left running unless `keep`."""
+    """Run the whole demo. Unless `keep` is set, nothing is left running, even after a failure."""
     home = directory or Path(tempfile.mkdtemp(prefix="iotctl-demo-"))
     fleet = LocalFleet(home)
     demo = Demo(fleet, nodes, replicas, DemoLog(note, on_progress))

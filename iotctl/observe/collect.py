@@ -14,8 +14,8 @@ from nodeagent.model.ids import META
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeStatus
 
 HEARD_MS_MAX = RaftSettings().election_timeout_ms
-"""A voter that its leader has not heard for longer does not count: it may just have restarted and not be
-connected yet. A leader hears each follower several times within this period."""
+"""A voter that its leader has not heard from for longer than this does not count: it may just have restarted
+and not be connected yet. A leader hears from each follower several times within this period."""
 
 
 SILENT_MAX = 2
@@ -35,7 +35,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def collect(cluster: Cluster, timeout_s: float = STATUS_TIMEOUT_S) -> Facts:
-    """Ask every agent. A node that is down is no error; the call takes a few timeouts at most."""
+    """Ask every agent. A node that is down is not an error; the call takes a few timeouts at most."""
     answers = cluster.statuses(timeout_s)
     statuses = {n: s for n, s in answers.items() if isinstance(s, NodeStatus)}
     errors = {n: s.what for n, s in answers.items() if isinstance(s, NodeAgentError)}
@@ -82,7 +82,7 @@ def current_of(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupSt
 
 
 def heard_recently(facts: Facts, leader: str, voter: str) -> bool:
-    """Whether `leader` heard `voter` recently and since `voter` started. Both must have answered us."""
+    """Whether `leader` heard from `voter` recently, and after `voter` started. Both must have answered us."""
     if voter == leader:
         return True
     ms, own = facts.statuses[leader].heard_ms.get(voter), facts.statuses[voter]

@@ -194,7 +194,8 @@ def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
 
 
 def _state_of(record: NodeRecord, status: NodeStatus | None) -> str:
-    """The node's state in the cluster's records; for an active node, the state that the node reports."""
+    """The node's state in the cluster's records; for an active node that is not draining, the state that it
+    reports."""
     if record.state != "active":
         return record.state
     if record.draining:

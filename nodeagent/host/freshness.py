@@ -19,7 +19,8 @@ ASK_AGAIN_MS = 500
 class Freshness:
     """
     Args:
-        read: runs the first call once the state holds what was acknowledged before, the second if it cannot.
+        read: calls its first argument once the state holds everything acknowledged before the question, or
+            its second if the read fails.
         seen: the last entry given to the state; it decreases if an older state is installed.
     """
 
@@ -39,7 +40,7 @@ class Freshness:
 
     @property
     def age_ms(self) -> int:
-        """Everything acknowledged longer ago than this is here; -1 if no leader has confirmed that yet."""
+        """The state holds everything acknowledged longer ago than this; -1 if no leader has confirmed it."""
         if self._confirmed is None or self._seen() < self._confirmed[1]:
             return -1
         return self._effects.now - self._confirmed[0]

@@ -102,7 +102,7 @@ class Disk(Protocol):
         ...
 
     def rmtree(self, path: str) -> None:
-        """Remove the directory and everything below it. A missing directory is no error."""
+        """Remove the directory and everything below it. A missing directory is not an error."""
         ...
 
     def listdir(self, path: str) -> list[str]:

@@ -35,7 +35,7 @@ def check_node_id(name: str) -> NodeId:
 
 
 def data_group(owner: NodeId, created: int) -> GroupId:
-    """Id of the data group that `owner` owns since meta log index `created`."""
+    """Id of the data group that `owner` has owned since meta log index `created`."""
     return f"{owner}.{created}"
 
 

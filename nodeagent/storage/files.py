@@ -97,7 +97,7 @@ class SlotFiles:
             return UNREADABLE
 
     def delete(self, group: GroupId, metas: Iterable[FileMeta]) -> None:
-        """Delete files; a missing file is no error. Empty slot directories stay for a sweep."""
+        """Delete files; a missing file is not an error. Empty slot directories stay for a sweep."""
         directories = set()
         for meta in metas:
             path = layout.file_path(group, meta.slot, meta.name)

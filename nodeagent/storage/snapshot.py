@@ -109,7 +109,7 @@ class Snapshots:
             return file.pread(offset, min(length, CHUNK_BYTES))
 
     def drop(self, snapshot: str) -> None:
-        """Remove a snapshot, its index first; a missing snapshot is no error."""
+        """Remove a snapshot, its index first; a missing snapshot is not an error."""
         index = layout.snapshot_path(snapshot, layout.INDEX)
         if self._disk.exists(index):
             self._disk.unlink(index)

@@ -199,7 +199,7 @@ class Staging:
         return tuple(self._disk.listdir(layout.STAGING)) if self._disk.exists(layout.STAGING) else ()
 
     def drop(self, operation: str) -> None:
-        """Remove the area; a missing area is no error.
+        """Remove the area; a missing area is not an error.
 
         Raises:
             Busy: a pull writes to the area; it stops before its next chunk. Retry the drop.
