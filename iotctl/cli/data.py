@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -26,9 +26,6 @@ from iotctl.cli.row_options import (
 )
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import READS, WORKS, Traits, step
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(help="Write, read, import, export and delete rows.", no_args_is_help=True)
 
@@ -227,9 +224,7 @@ def query(
     from iotctl.rows.selection import Age, scan
 
     session = session_of(ctx)
-    bound = limit
-    if limit is None and session.options.format in ("table", "wide"):
-        bound = ROWS_SHOWN
+    is_cut = limit is None and session.options.format in ("table", "wide")
     selection = selection_of(where, time_from, time_to)
     age = Age()
     found = scan(
@@ -239,13 +234,14 @@ def query(
         selection,
         fields=fields_of(fields),
         read=read,
-        limit=bound,
+        limit=ROWS_SHOWN + 1 if is_cut else limit,
         on_age=age.add,
     )
-    rows.print_rows(session, found, read, age.ms)
+    shown = found.slice(0, ROWS_SHOWN) if is_cut else found
+    rows.print_rows(session, shown, read, age.ms)
     note_age(session, read, age)
-    if limit is None and bound is not None and found.num_rows == bound:
-        session.output.note(f"only the first {bound} rows are shown; use --limit, or -o csv for all")
+    if found.num_rows > shown.num_rows:
+        session.output.note(f"only the first {ROWS_SHOWN} rows are shown; use --limit, or -o csv for all")
 
 
 @app.command("count")

@@ -66,8 +66,9 @@ def node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -
             undrain = f"iotctl cluster undrain {node.id}"
             found.append(Problem("warning", "draining", node.id, "", message, undrain))
         if node.cert_expires_ms and node.cert_expires_ms - now_ms < CERT_WARN_MS:
-            days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
-            message = f"the certificate of {node.id} expires in {days} days"
+            left = (node.cert_expires_ms - now_ms) / 1000
+            when = f"expires in {span_text(left)}" if left > 0 else f"expired {span_text(-left)} ago"
+            message = f"the certificate of {node.id} {when}"
             found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
         own = facts.statuses[node.id]
         if own.room in ROOM_LESS:

@@ -32,9 +32,8 @@ def fetch_file(cluster: Cluster, wish: FileRequest) -> bytes:
         request = FetchChunk(snapshot, name, got, min(CHUNK_BYTES, max(1, size - got)))
         chunk = expect(cluster.call(node, request), Chunk)
         if chunk.size != size or (not chunk.data and got < size):
-            raise FileCorrupt(
-                f"{name} on {node} has {chunk.size} bytes, but its manifest says {size}", file=name
-            )
+            here = got if chunk.size == size else chunk.size
+            raise FileCorrupt(f"{name} on {node} has {here} bytes, but its manifest says {size}", file=name)
         parts.append(chunk.data)
         got += len(chunk.data)
         if got >= size:

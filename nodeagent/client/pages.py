@@ -273,7 +273,7 @@ class Pages:
                 assert isinstance(reply, RowsScanned), reply
                 return rows_of(reply, query), _end(reply, end)
         raise Unavailable(
-            f"none of {', '.join(members)} returned the rows sealed for {moved.operation}: {last.what}"
+            f"no member of {moved.source} returned the rows sealed for {moved.operation}: {last.what}"
         ) from last
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 
+from iotctl.cli.data import ROWS_SHOWN
 from iotctl.errors import Exit, UsageProblem
 from iotctl.rows.selection import PARTS_MAX, Selection, parse_time, parse_where
 from iotctl.spec.units import parse_duration_ms
@@ -166,6 +167,17 @@ def test_times_are_shown_to_the_millisecond(place: Path, cluster: FakeCluster, t
     """The exact time of the row, at both ends of the calendar."""
     cluster.answers = pa.table({"time": [time], "device": ["a"], "v": [1.0]})
     assert shown in iotctl(place, "data", "query", *NAMED, cluster=cluster).out.split()
+
+
+@pytest.mark.parametrize(("rows", "is_cut"), [(ROWS_SHOWN, False), (ROWS_SHOWN + 1, True)])
+def test_a_table_says_if_it_does_not_show_all_rows(
+    place: Path, cluster: FakeCluster, rows: int, is_cut: bool
+) -> None:
+    cluster.answers = pa.table({"time": range(rows), "device": ["a"] * rows, "v": [1.0] * rows})
+    done = iotctl(place, "data", "query", *NAMED, cluster=cluster)
+    assert done.out.count(" a ") == ROWS_SHOWN and ("only the first" in done.err) == is_cut
+    whole = iotctl(place, "data", "query", *NAMED, "-o", "json", cluster=cluster)
+    assert len(json.loads(whole.out)["rows"]) == rows
 
 
 @pytest.mark.parametrize("command", [("query",), ("delete", "--dry-run"), ("delete", "--confirm", "plant")])

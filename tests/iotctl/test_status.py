@@ -55,6 +55,25 @@ def test_a_wrong_clock_is_a_problem_with_its_offset(spec: Path) -> None:
     assert "11 s behind" in found.problems[1].message
 
 
+@pytest.mark.parametrize(
+    ("left_ms", "says"), [(36 * 3_600_000, "expires in 1 d 12 h"), (-5_000, "expired 5 s ago")]
+)
+def test_a_certificate_that_expires_soon_or_has_expired_is_a_problem(
+    spec: Path, left_ms: int, says: str
+) -> None:
+    class Expiring(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            given = super().status(node)
+            return (
+                given if node != "node2" else msgspec.structs.replace(given, cert_expires_ms=NOW_MS + left_ms)
+            )
+
+    found = cluster_status(Expiring(), load_cluster(spec / "cluster.yaml"), now_ms=NOW_MS)
+    assert [(p.code, p.message) for p in found.problems] == [
+        ("cert_expiring", f"the certificate of node2 {says}")
+    ]
+
+
 def test_a_directory_that_cannot_be_removed_is_a_problem(spec: Path) -> None:
     """The problem has the path and the error of the disk."""
 
