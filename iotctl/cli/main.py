@@ -170,7 +170,7 @@ def _report(session: Session, error: Exception, debug: bool) -> int:
 
 
 def _explained(session: Session, failure: Failure) -> Failure:
-    """Replace the failure by its cause, if a quorum is lost, with the command that restores the quorum.
+    """If a quorum is lost, the failure that says so and names the command that restores it.
 
     A client only sees that nodes refuse or do not answer; their statuses show why.
     """

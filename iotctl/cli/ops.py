@@ -81,7 +81,8 @@ def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
 def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
     """Pause an operation: start no copies and release nothing until `ops resume`.
 
-    Copies in progress finish. The stages before COPYING continue, so that no slot stays closed.
+    Copies in progress finish. The stages before COPYING continue, so that every slot accepts
+    writes again.
     """
     from iotctl.errors import RefusedProblem
     from iotctl.observe.operations import control, pick

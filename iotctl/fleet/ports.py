@@ -47,13 +47,15 @@ def _free(order: list[int], count: int) -> list[int]:
     found: list[int] = []
     for port in order:
         if len(found) == count:
-            return found
+            break
         with socket.socket() as s, contextlib.suppress(OSError):
             s.bind((LOOPBACK, port))
             found.append(port)
-    raise RefusedProblem(
-        f"fewer than {count} ports are free on {LOOPBACK}; nothing was changed", next="stop other fleets"
-    )
+    if len(found) < count:
+        raise RefusedProblem(
+            f"fewer than {count} ports are free on {LOOPBACK}; nothing was changed", next="stop other fleets"
+        )
+    return found
 
 
 @contextlib.contextmanager

@@ -30,7 +30,9 @@ class AgentInspector:
         names = self._long_running(names, use)
         if names:
             return would(f"restart {', '.join(names)}")
-        return self._left_draining() or done(f"no agent has run for {use.arguments['older_than']}")
+        return self._left_draining() or done(
+            f"no agent has been running for longer than {use.arguments['older_than']}"
+        )
 
     def _left_draining(self) -> Inspection | None:
         left = left_draining(self._cluster())
@@ -42,7 +44,7 @@ class AgentInspector:
             return done("no agent answers")
         names = self._long_running(running, use)
         if not names:
-            return done(f"no agent has run for {use.arguments['older_than']}")
+            return done(_none_since(use))
         return would(f"stop {', '.join(names)}", nodes=names)
 
     def _long_running(self, names: list[str], use: Use) -> list[str]:
@@ -65,7 +67,7 @@ class AgentInspector:
         return {n: isinstance(s, NodeStatus) for n, s in statuses.items() if not named or n in named}
 
     def deploy(self, use: Use, *, later: bool = False) -> Inspection:
-        """`later`: count agents that only a later restart changes, too."""
+        """`later`: also count agents whose only changes take effect at a later restart."""
         ran = self._dry_run(use)
         if ran.code:
             return unknown(ran.stderr.strip().partition("\n")[0])
@@ -76,3 +78,7 @@ class AgentInspector:
     def upgrade(self, use: Use) -> Inspection:
         found = self.deploy(use, later=True)
         return (found.state == NO_CHANGE and self._left_draining()) or found
+
+
+def _none_since(use: Use) -> str:
+    return f"no agent has been running for longer than {use.arguments['older_than']}"

@@ -44,7 +44,7 @@ class ClusterSection(msgspec.Struct, frozen=True):
 
 
 class SshSection(msgspec.Struct, frozen=True):
-    """How to reach a machine; 0 and "" leave the value to the operator's SSH configuration.
+    """How to reach a machine; 0 and "" mean: as in `defaults`, or as in the operator's SSH configuration.
 
     `key` is the path of a private key, relative to the file; `jump` has the format of `ssh -J`.
     """
@@ -215,7 +215,8 @@ def _check_places(file: ClusterFile, fail: _Fail) -> None:
     """Check the values that become part of file names and systemd units."""
     if not _NAME.fullmatch(file.cluster.name):
         fail(
-            f"cluster.name: {file.cluster.name!r} may have only letters, digits, '.', '_', '-'",
+            f"cluster.name: {file.cluster.name!r} must begin with a letter or digit, and may have only"
+            " letters, digits, '.', '_', '-'",
             "cluster",
             "name",
         )
@@ -226,7 +227,8 @@ def _check_places(file: ClusterFile, fail: _Fail) -> None:
     ]
     for value, path in places:
         if not _PLACE.fullmatch(value):
-            fail(f"{path[-1]}: {value!r} is not an absolute path of letters, digits and '._/+-'", *path)
+            rule = "an absolute path of names of letters, digits and '._+-' that do not begin with '.'"
+            fail(f"{path[-1]}: {value!r} is not {rule}", *path)
 
 
 def _check_reach(file: ClusterFile, fail: _Fail) -> None:

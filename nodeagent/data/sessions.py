@@ -2,8 +2,8 @@
 
 A log entry opens a session; the group that opened it knows it for every slot. A slot that moves brings the
 sessions of its old group along as *guests*: one `Table` for all slots that moved together, valid for those
-slots only. Applied sequences are stored per (session, slot) with writes: a floor, up to which every sequence
-is a duplicate, and a bounded set above it.
+slots only. For each session and slot with writes, the applied sequences are stored as a floor, up to which
+every sequence is a duplicate, and a bounded set above it.
 
 The cost grows with the slots and sessions that have writes. The sequences of a slot are stored packed (a byte
 or two per session) until one of its sessions writes; the next checkpoint packs them again.
@@ -178,7 +178,8 @@ class _SessionSet:
 
 
 class Sessions:
-    """All sessions of one group, bounded by `SESSIONS_PER_GROUP_MAX` and `SESSION_WINDOW`."""
+    """All sessions of one group. It opens at most `SESSIONS_PER_GROUP_MAX`; the caller checks
+    `SESSION_WINDOW`."""
 
     def __init__(self) -> None:
         self._own = _SessionSet(())

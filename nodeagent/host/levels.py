@@ -60,8 +60,8 @@ class PeerLevels:
             levels = self._levels_of(record)
             if levels is None or (record.node != self._node and is_silent(record.node)):
                 raise Refused(
-                    f"{record.node} is silent: whether it supports feature level {level} is not known",
-                    next_step="start it and repeat this: iotctl cluster status",
+                    f"{record.node} does not respond: whether it supports feature level {level} is not known",
+                    next_step="start it, then repeat the command (iotctl cluster status)",
                 )
             if level not in levels:
                 raise Refused(

@@ -18,7 +18,8 @@ NOT_READY_MS = 200
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A snapshot that a peer may be pulling; the log after `base` stays until it is dropped."""
+    """A snapshot that a peer may be pulling; the log after `base` is retained until the snapshot is
+    dropped."""
 
     name: str
     base: int

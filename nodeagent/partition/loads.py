@@ -9,8 +9,8 @@ that has a step:
 - a *swap* of two slots, only above `EVEN` and only if no move helps.
 
 A *giant* is a slot that is too large for the taker even alone. It moves only if the higher level of the pair
-is then lower than the level of its group with only its giants: two giants are separated, but a single giant
-stays and the small slots leave.
+would then be lower than the level of the giver if it gave away all slots but its giants: two giants are
+separated, but a single giant stays and the small slots leave.
 
 Every step lowers the higher level of its pair, so the search ends. It ends when no group above `AIM` has a
 move and no group above `EVEN` has a swap. That depends only on owners and loads, so that a plan made after a
@@ -173,7 +173,8 @@ class _Search:
             return _Step(giver, taker, slots[at][1])
         level = self.held[giver] / self.weights[giver]
         best: tuple[float, int, int, int] | None = None
-        # The smallest slot reveals any taker that lowers the pair's level; then choose the best slot for it.
+        # If any taker can lower the pair's higher level, so can the one on which the smallest slot leaves the
+        # lowest level; choose the best slot for it.
         after = (self.held + slots[0][0]) / self.weights
         after[giver] = np.inf
         for i in {taker, int(after.argmin())} - {giver}:

@@ -1,7 +1,7 @@
 """One seeded run of a whole cluster: bootstrap, writers and readers, an add and a remove under faults.
 
-Every third seed also moves slots between the groups at the end. This is not drawn, so that the runs of the
-other seeds stay the same.
+Every third seed also moves slots between the groups at the end. No random number decides this, because one
+more would change the runs of all seeds.
 
 `python -m nodeagent.testing.scenario FIRST [COUNT]` prints one line per seed.
 """
@@ -57,7 +57,7 @@ class Scenario(OperatedCluster):
             self.reader.start()
 
     def harass(self, names: list[str], operation: str) -> None:
-        """Kill one node after the other at random times while the operation is open."""
+        """Cause faults at random times while the operation is open: of nodes, disks and the network."""
         rng = self.sim.rng
         for _ in range(rng.randint(1, 4)):
             self.sim.pause(rng.randint(10, 1500))

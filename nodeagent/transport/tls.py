@@ -73,9 +73,13 @@ def peer_name(certificate: object) -> PeerName:
     subject = {str(key): str(value) for part in certificate.get("subject", ()) for key, value in part}
     name = subject.get("commonName", "")
     role = subject.get("organizationalUnitName", "")
-    if not name or role not in ROLES:
+    if not name:
         raise Forbidden(
-            f"certificate of {name or 'an unnamed peer'} has role {role!r}, not {', '.join(ROLES)}",
+            "the certificate of the peer names no node or user", next_step="issue it again with a common name"
+        )
+    if role not in ROLES:
+        raise Forbidden(
+            f"the certificate of {name} has role {role!r}; roles are {', '.join(ROLES)}",
             next_step="issue it again with a known role as its organizational unit",
         )
     return PeerName(name, role)

@@ -41,6 +41,7 @@ def test_an_assigned_port_without_a_listener_is_better_than_none(env: dict[str, 
     assert set(take_ports(4, second, env)) >= set(ports.PORTS) - set(given)
     with pytest.raises(RefusedProblem, match="fewer than 11 ports are free"):
         take_ports(11, second, env)
+    assert sorted(take_ports(10, second, env)) == sorted(ports.PORTS)
 
 
 def test_a_recreated_fleet_releases_its_earlier_ports(env: dict[str, str], tmp_path: Path) -> None:

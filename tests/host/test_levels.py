@@ -42,12 +42,12 @@ def test_the_level_can_be_raised_if_every_node_speaks_it() -> None:
     [
         (levels(b=NEW, c=OLD), "", "c supports feature level 1, not 2"),
         (levels(OLD, b=NEW, c=NEW), "", "a supports feature level 1, not 2"),
-        (levels(b=NEW), "", "c is silent: whether it supports feature level 2 is not known"),
-        (levels(b=NEW, c=NEW), "c", "c is silent"),
+        (levels(b=NEW), "", "c does not respond: whether it supports feature level 2 is not known"),
+        (levels(b=NEW, c=NEW), "c", "c does not respond"),
         (levels(b=Levels(3, 4), c=NEW), "", "b supports feature level 3 to 4, not 2"),
     ],
 )
-def test_a_node_that_does_not_speak_the_level_or_is_silent_blocks_it(
+def test_a_node_that_does_not_support_the_level_or_respond_blocks_it(
     found: PeerLevels, silent: str, why: str
 ) -> None:
     with pytest.raises(Refused, match=why):
@@ -65,7 +65,7 @@ def test_the_last_hello_of_a_node_counts() -> None:
 def test_a_node_of_another_directory_is_another_node() -> None:
     found = levels(b=NEW)
     found.meet("inc-of-before", NEW)
-    with pytest.raises(Refused, match="c is silent"):
+    with pytest.raises(Refused, match="c does not respond"):
         check(found, image())
 
 

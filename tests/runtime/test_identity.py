@@ -16,8 +16,8 @@ from nodeagent.client.identity import (
     write_authority,
     write_identity,
 )
-from nodeagent.model.errors import InvalidInput, InvalidName
-from nodeagent.transport.tls import Identity, client_context, server_context
+from nodeagent.model.errors import Forbidden, InvalidInput, InvalidName
+from nodeagent.transport.tls import Identity, client_context, peer_name, server_context
 from tests.runtime.links import authority
 
 
@@ -70,6 +70,21 @@ def test_names_and_roles_are_checked(name: str, role: str) -> None:
     """An invalid name or role gets no certificate."""
     with pytest.raises(InvalidName):
         issue(authority("ours"), name, role)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "says"),
+    [
+        (None, "sent no certificate"),
+        ({"subject": ((("organizationalUnitName", "node"),),)}, "names no node or user"),
+        ({"subject": ((("commonName", "n1"), ("organizationalUnitName", "root")),)}, "n1 has role 'root'"),
+        ({"subject": ((("commonName", "n1"),),)}, "n1 has role ''; roles are node"),
+    ],
+)
+def test_a_certificate_without_name_or_known_role_is_refused(certificate: object, says: str) -> None:
+    """The error says which of the two is missing."""
+    with pytest.raises(Forbidden, match=says):
+        peer_name(certificate)
 
 
 def test_unreadable_material_is_invalid_input(tmp_path: Path) -> None:
