@@ -29,7 +29,13 @@ class NewAddress:
     """The address of a node that `cluster.yaml` does not list."""
 
     host: Annotated[str, typer.Option(help="Address of the new node, if cluster.yaml does not list it.")] = ""
-    port: Annotated[int, typer.Option(help="Port of the new node; requires --host.")] = 0
+    port: Annotated[
+        int,
+        typer.Option(
+            help="Port of the new node, with --host; default: as in defaults of cluster.yaml.",
+            show_default=False,
+        ),
+    ] = 0
 
 
 @step(

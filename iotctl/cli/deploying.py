@@ -110,7 +110,9 @@ def upgrade(
 
     session = session_of(ctx)
     if session.fleet is not None:
-        session.output.note("a local fleet runs from this installation; iotctl cluster restart loads it")
+        session.output.note(
+            "a local fleet runs the code of this installation; for agents that run: iotctl cluster restart"
+        )
         emit_rolled(session, undrain_leftovers(session, "cluster upgrade"))
         return 0
     with open_machines(session) as machines:

@@ -81,7 +81,7 @@ def destroy(source: ClusterSource, machines: Machines, targets: Sequence[Destroy
     if errors:
         raise Partly(
             f"destroyed: {', '.join(deleted_nodes) or 'no node'}; not destroyed: {errors[0]}",
-            why="; ".join(errors[1:]),
+            why=f"also not destroyed: {'; '.join(errors[1:])}" if errors[1:] else "",
             next=f"iotctl cluster destroy --confirm {source.name}",
         )
     return Destroyed(

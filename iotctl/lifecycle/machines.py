@@ -141,7 +141,8 @@ def _readable(source: ClusterSource, node: NodeEntry, found: Found) -> Found:
     if found.unreadable:
         path, _, owner = found.unreadable[0].rpartition(" ")
         raise RefusedProblem(
-            f"{node.name}: {path} belongs to {owner} and {found.user} may not read it; nothing was changed",
+            f"{node.name}: {path} belongs to {owner} and {found.user} may not read it;"
+            " nothing was changed there",
             next=f"log in as {owner}: ssh: {{user: {owner}}} in {source.path.name}",
             where=node.name,
         )

@@ -14,7 +14,7 @@ UnitKey = tuple[PartitionKey, str]
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """`order` is the age to compare by: for an adopted file, its age in the group it came from."""
+    """`order` is the age to compare by (`Scope.order`)."""
 
     meta: FileMeta
     order: Order
@@ -88,6 +88,6 @@ def _in_scope(tombstones: Iterable[Tombstone], scope: Scope) -> tuple[Tombstone,
 
 
 def agree(holdings: Sequence[Holding]) -> bool:
-    """Whether all hold files with the same keys. Deletes are not compared: one holder may drop a delete that
-    masks nothing before another does."""
+    """Whether all hold files with the same keys. Deletes are not compared: each holder drops, at a time of
+    its own, those that mask no rows any more."""
     return len({h.keys for h in holdings}) <= 1

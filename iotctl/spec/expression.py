@@ -99,7 +99,7 @@ def condition(text: str) -> Condition:
         )
     left, right = found["left"], found["right"] or ""
     if not found["op"] and not left.startswith("${") and left not in _WORDS:
-        raise BadExpression(f"{left!r} alone is always true; write ${{name}}")
+        raise BadExpression(f"{left!r} alone is not a condition; write ${{name}}, or compare it")
     for word in (left, right):
         if word in ("True", "False", "None"):
             raise BadExpression(f"write {'null' if word == 'None' else word.lower()}, not {word}")
@@ -107,7 +107,7 @@ def condition(text: str) -> Condition:
 
 
 def holds(what: Condition, lookup: Lookup) -> bool:
-    """Whether the condition holds. A value equals a text if the text is its YAML notation.
+    """Whether the condition holds. A value and a text are equal if `text_of` makes that text of the value.
 
     Raises:
         BadExpression: the values cannot be compared. KeyError: from `lookup`.
@@ -139,14 +139,13 @@ def at(value: Any, path: Path) -> Any:
     """The value at `path` inside `value`.
 
     Raises:
-        KeyError: with a message that names the available keys.
+        KeyError: there is no such value; the message says what is there.
     """
     for i, step in enumerate(path):
         try:
             value = value[step]
         except (KeyError, IndexError, TypeError):
-            there = ", ".join(map(str, value)) if isinstance(value, dict) else f"{type(value).__name__}"
-            raise KeyError(f"no {step!r} in {name_of(path[:i]) or 'it'}; there is {there}") from None
+            raise KeyError(f"no {step!r} in {name_of(path[:i]) or 'it'}, {_described(value)}") from None
     return value
 
 
@@ -182,3 +181,12 @@ def _operand(text: str, lookup: Lookup) -> Any:
         except ValueError:
             continue
     return text
+
+
+def _described(value: Any) -> str:
+    """What can be taken from the value."""
+    if isinstance(value, dict):
+        return f"which has {', '.join(map(str, value)) or 'no keys'}"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return f"which is {text_of(value)!r}"

@@ -28,7 +28,8 @@ class Condition:
     checkpoint that the log does not know looks like a lost log."""
 
     installing: str | None = None
-    """Snapshot being pulled; it alone writes the group's files and checkpoint until the log begins at it."""
+    """The snapshot that is being installed. Until the log begins at its base, nothing else writes the group's
+    files and checkpoint."""
 
     rebasing: bool = False
     """The new state is in place and the log's new beginning not yet durable: nothing is applied."""
@@ -42,7 +43,7 @@ class Unsaved:
     """Entries applied or files made since then."""
 
     pressing: bool = False
-    """Whether `changes` counts more than rows."""
+    """Whether `changes` are not only rows: they are to be saved soon."""
 
     def add(self) -> None:
         """Something changed that a restart must know."""

@@ -26,7 +26,7 @@ class LogStart:
         self._machine = machine
         self._offers = offers
         self.number_needed = 0
-        """Number of the checkpoint that the log says it needs: the last after which something was removed."""
+        """Number of the checkpoint that the log says it needs: the last after which files were removed."""
 
         self._saved_to = 0
         """The newest durable checkpoint needs the log from the next index on; 0 while that is not known."""
@@ -46,7 +46,7 @@ class LogStart:
         """The newest durable checkpoint needs the log after `index`: purge what nothing else needs.
 
         Returns:
-            Whether the number of the checkpoint was logged, because something was purged.
+            Whether `number_needed` was logged, because something was purged.
         """
         self._saved_to = index
         return self._purge_unpinned()

@@ -1,4 +1,5 @@
-"""Messages between Raft peers. Every message has the sender's term (thesis figure 3.1).
+"""Messages between Raft peers. Every message has the sender's term (thesis figure 3.1), except those of a
+pre-vote (`VoteRequest`, `VoteReply`).
 
 The group is sent beside the message (`Routed`); the sender is the authenticated peer.
 """
@@ -56,7 +57,7 @@ class Heartbeat(_Message, tag=3, frozen=True):
 
 class HeartbeatReply(_Message, tag=4, frozen=True):
     """Reply to `Heartbeat`. `wall` is the sender's wall clock (ms), 0 if it is not given (`host.clocks`).
-    `room` is the room on the sender's disk (`model.space.Room`)."""
+    `room` is a `model.space.Room`: 0 if the sender's disk has enough space, more if it has less."""
 
     read: Count = 0
     wall: Time = 0

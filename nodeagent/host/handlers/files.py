@@ -22,8 +22,8 @@ def files_of(replica: DataReplica, slots: Ranges) -> tuple[FileMeta, ...]:
 
 
 def _named(replica: DataReplica, slots: Ranges, names: Iterable[str]) -> tuple[FileMeta, ...]:
-    """Files of `files_of` with these names, without a search through all files. Without `slots` they may be
-    of any slot: a pull may suspect a copy here whose slot has left the group."""
+    """Files with these names, of the open slots among `slots`. Without `slots`, of any slot: a node that
+    pulled a damaged copy names the file, whose slot may have left the group by then."""
     get = replica.state.files.manifest.get
     found = [f for name in sorted(set(names)) if (f := get(name)) is not None]
     if not slots:
