@@ -37,7 +37,11 @@ from nodeagent.model.requests import CheckFiles, ErrorReply, FilesChecked, Reply
 from nodeagent.partition.ranges import from_slots, to_slots
 
 CHECK_AGAIN_MS = 10_000
-"""After a failed check, before the same files are checked again."""
+"""After a check that found damage, before the same files are checked again."""
+
+ABSENT_AGAIN_MS = 500
+"""The same after a check in which a member lacked a file, as a member does that still makes or copies it.
+Doubled with each such check in a row, up to `CHECK_AGAIN_MS`, because every check reads all files."""
 
 COMPARE_QUIET_MS = 30_000
 """A group is not compacted for this long after the last step of a comparison of its files."""
@@ -71,6 +75,9 @@ class Compactor:
         self._checking: set[GroupId] = set()
         self._masked_since: dict[tuple[GroupId, Key], int] = {}
         self._not_before: dict[tuple[GroupId, Key], int] = {}
+        self._absent: dict[tuple[GroupId, Key], int] = {}
+        """Checks in a row in which a member lacked a file."""
+
         self._trials: dict[tuple[GroupId, str], bool | None] = {}
         """(group, parked file) -> whether this process can make a TsFile of it; None while it tries"""
 
@@ -239,11 +246,18 @@ class Compactor:
                 replica.damaged[key] = f"{name} on {node} is damaged or missing: its files are not merged"
                 self._effects.note("compaction_waits", group=replica.group, node=node, file=name)
             if bad:
-                self._not_before[replica.group, key] = self._effects.now + CHECK_AGAIN_MS
+                wait_ms = CHECK_AGAIN_MS if damaged else self._absent_wait_ms(replica.group, key)
+                self._not_before[replica.group, key] = self._effects.now + wait_ms
             else:
                 self._not_before.pop((replica.group, key), None)
+                self._absent.pop((replica.group, key), None)
                 good[key] = run
         return good
+
+    def _absent_wait_ms(self, group: GroupId, key: Key) -> int:
+        before = self._absent.get((group, key), 0)
+        self._absent[group, key] = before + 1
+        return min(CHECK_AGAIN_MS, ABSENT_AGAIN_MS << min(before, 16))
 
     def _propose(self, replica: DataReplica, runs: Runs) -> None:
         state, meta = replica.state, self._cluster.meta

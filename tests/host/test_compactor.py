@@ -250,6 +250,39 @@ def test_files_are_not_merged_while_a_copy_on_another_member_is_damaged(
     assert node.replica.state.compactions.active
 
 
+def test_files_that_a_member_is_still_making_are_checked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member with another TsFile library copies each merged file: the next merge waits for the copy only,
+    and not ten seconds after each merge. Damage, which an operator repairs, is checked every ten seconds."""
+    monkeypatch.setattr(f"{__name__}.ALONE", Config(("a",), ("b",)))
+    node = Node()
+
+    def waited_ms(reply: Reply) -> int:
+        """Answer the next check for b; returns how long it took to begin."""
+        began = node.now
+        while not node.under_way(HashFiles):
+            node.host.peers.heard["b"] = node.now
+            node.pass_ms(100)
+        waited = node.now - began
+        ((number, _, _),) = [c for c in node.calls if isinstance(c[2], CheckFiles)]
+        node.calls.clear()
+        node.finish(HashFiles, GOOD)
+        node.host.on_reply(number, reply, node.now)
+        node.take()
+        return waited
+
+    lacks = FilesChecked((), ())
+    waits = [waited_ms(lacks) for _ in range(8)][1:]
+    assert all(
+        abs(w - w_max) <= 1_000 for w, w_max in zip(waits, (500, 1e3, 2e3, 4e3, 8e3, 1e4, 1e4), strict=True)
+    )
+    assert waits[0] <= 1_000 and sorted(waits) == waits
+    damaged = FilesChecked(FILES, ((FILES[0].name, FILES[0].xxh3), (FILES[1].name, "0" * 32)))
+    waited_ms(damaged)
+    assert waited_ms(damaged) >= 10_000
+    whole = FilesChecked(FILES, tuple((f.name, f.xxh3) for f in FILES))
+    assert waited_ms(whole) >= 10_000 and node.replica.state.compactions.active
+
+
 def test_a_replica_reports_whether_it_is_making_files() -> None:
     """A check or a checkpoint makes no files, and a failed merge may fail again."""
     node = Node()

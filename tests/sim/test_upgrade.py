@@ -16,6 +16,8 @@ MORE = (
     3,  # others have merged or expired files that this node's library cannot make
     8,  # a node starts with another library and does not know yet that the level was raised
     *range(10, 16),
+    59,  # merges fell behind in a cluster with two libraries
+    64,  # a node whose monotonic clock is slow states the age of a weak read
 )
 
 
