@@ -20,11 +20,11 @@ class CheckpointWaits:
         return bool(self._saving)
 
     def add(self, saved: Callable[[], None], abandoned: Callable[[], None] = lambda: None) -> None:
-        """Run `saved` once a checkpoint of the state as it is now is durable, `abandoned` if none comes."""
+        """Run `saved` once a checkpoint of the current state is durable, `abandoned` if none will be."""
         self._unsaved.append((saved, abandoned))
 
     def on_begun(self) -> None:
-        """A checkpoint of the state as it is now begins."""
+        """A checkpoint of the current state begins."""
         self._saving += self._unsaved
         self._unsaved = []
 

@@ -17,8 +17,8 @@ checkpoint makes the writers wait for two syncs of the disk."""
 
 CHECKPOINT_RETRY_MS = 1_500
 CHECKPOINT_BYTES_PER_MS = 2_000
-"""The average. A whole checkpoint names every file: for a hundred thousand files, two checkpoints a second
-would be about 40 MB/s of disk writes in each group."""
+"""A group writes its regular checkpoints no faster than this on average. A whole checkpoint names every file:
+for a hundred thousand files, two checkpoints a second would be about 40 MB/s of disk writes in each group."""
 
 FILE_BYTES = 210
 """Approximate size of a file's record in a checkpoint."""
@@ -105,7 +105,7 @@ class Checkpoints:
             if not self._context.condition.removed:
                 self._machine.on_saved()
 
-        # Until it is durable no other checkpoint begins, and no snapshot is installed.
+        # Until this record is durable, no other checkpoint begins, and no snapshot is installed.
         held = self._context.jobs.hold(durable)
         ops = [] if is_logged else [self._log_start.rebase(self._context.raft.log.base)]
         self._context.outbox.persist(self._context.group, ops, held)

@@ -65,7 +65,7 @@ class Clocks:
         return majority_value([self._of(n) for n in voters])
 
     def skewed(self, voters: Collection[NodeId]) -> dict[NodeId, int]:
-        """Voters whose clock differs from the majority's by more than `CLOCK_SKEW_MAX_MS`: by how many ms it
+        """Voters whose clock differs from the median by more than `CLOCK_SKEW_MAX_MS`, and by how many ms it
         is ahead, negative if behind."""
         known = self._known(voters)
         if not known:

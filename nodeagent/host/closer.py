@@ -22,7 +22,7 @@ class Closer:
         self._config = config
         self._writer = writer
         self._proposed = (0, 0)
-        """(term, index) of the last `CloseFile` proposed here; no other is proposed before it is applied."""
+        """(term, index) of the last `CloseFile` proposed here; `maybe_close` waits until it is applied."""
 
     def maybe_close(self) -> None:
         """Leader: close the partitions that are too big, too old, or pin too much log."""

@@ -40,7 +40,7 @@ CHECK_AGAIN_MS = 10_000
 """After a check that found damage, before the same files are checked again."""
 
 ABSENT_AGAIN_MS = 500
-"""The same after a check in which a member lacked a file, as a member does that still makes or copies it.
+"""The same after a check in which a member lacked a file, because it still makes or copies the file.
 Doubled with each such check in a row, up to `CHECK_AGAIN_MS`, because every check reads all files."""
 
 COMPARE_QUIET_MS = 30_000
@@ -108,8 +108,8 @@ class Compactor:
             self._expire(replica)
 
     def _led_replicas(self) -> list[DataReplica]:
-        """Replicas here that lead, have applied all entries of earlier leaders, and wait for no entry that
-        was proposed here."""
+        """Replicas here that lead, have applied all entries of earlier leaders, and wait for no entry of this
+        compactor."""
         return [
             r
             for r in self._replicas.data.values()
@@ -176,7 +176,7 @@ class Compactor:
     def _run_of(
         self, replica: DataReplica, key: Key, moving: set[int], files_min: int
     ) -> tuple[Sequence[FileMeta], bool]:
-        """(the run to compact there now, if any; whether there will be none until something changes)"""
+        """(the run of `key` to compact now, if any; whether there will be none until something changes)"""
         state, group = replica.state, replica.group
         full_min = self._config.compact_files_min
         files = state.files.manifest.of_partition(*key)
@@ -234,8 +234,8 @@ class Compactor:
             effects.call(node, request, lambda r, n=node: answered(n, r))  # type: ignore[misc]
 
     def _good(self, replica: DataReplica, runs: Runs, found: dict[NodeId, dict[str, str]]) -> Runs:
-        """The runs whose files are intact on every member; a file that a member has not made yet counts as
-        not intact for now."""
+        """The runs whose files are intact on every member that is up; a file that such a member has not made
+        yet counts as not intact for now."""
         good: Runs = {}
         for key, run in runs.items():
             bad = [(n, f.name) for n, names in found.items() for f in run if names.get(f.name) != f.xxh3]
@@ -243,7 +243,8 @@ class Compactor:
             replica.damaged.pop(key, None)
             if damaged:
                 node, name = damaged[0]
-                replica.damaged[key] = f"{name} on {node} is damaged or missing: its files are not merged"
+                what = f"{name} on {node} is damaged or missing"
+                replica.damaged[key] = f"{what}: the files of its table and partition are not merged"
                 self._effects.note("compaction_waits", group=replica.group, node=node, file=name)
             if bad:
                 wait_ms = CHECK_AGAIN_MS if damaged else self._absent_wait_ms(replica.group, key)

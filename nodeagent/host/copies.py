@@ -1,4 +1,4 @@
-"""Fetches files from other members if making them fails repeatedly on this node.
+"""Fetches files from other members if this node repeatedly fails to make them.
 
 By law 6, a file that a worker here cannot make (its TsFile library is broken on this machine, or memory is
 short) is the same on every member. So another member's file is used if its name and order match, and its

@@ -109,7 +109,7 @@ class DataReplica(Replica):
         self.state.rows.memtable.to_free.free()
 
     def when_saved(self, then: Callable[[], None], abandoned: Callable[[], None]) -> None:
-        """Run `then` once a checkpoint of the state as it is now is durable, `abandoned` if none comes."""
+        """Run `then` once a checkpoint of the current state is durable, `abandoned` if none will be."""
         self._waits.add(then, abandoned)
         self.context.unsaved.add()
         self.checkpoints.maybe_save(force=True)

@@ -25,9 +25,9 @@ class DataSnapshots:
         """A member that holds the files of sealed slots must not be given a state that lacks them.
 
         Nor may a newcomer be given a state from before an `Adopt` that is logged: the files it adopts are
-        staged only at the members of that time. A voter is one of those members, because it had applied all
-        earlier entries when it became a voter. Other entries ahead of the state do not matter, and waiting
-        for them might never end: this very peer may be needed to commit them.
+        staged only at the members of that time. A voter is one of those members: it had applied all
+        entries when it became a voter, so such an `Adopt` came later. Other entries ahead of the state do
+        not matter, and waiting for them might never end: this very peer may be needed to commit them.
         """
         newcomer = peer not in self._context.raft.log.config.voters
         if self._held.state.adoptions.waiting or (newcomer and self._has_adopt_ahead()):

@@ -73,7 +73,7 @@ class EffectQueue:
         """Directories below `data/` whose removal fails and is retried, and why."""
 
         self.failures = 0
-        """Requests, pulls and repairs that ended with an exception."""
+        """Requests, pulls, copies and repairs that ended with an exception."""
 
         self._number = 0
         self._jobs: dict[int, Callable[[JobResult], None]] = {}
@@ -129,7 +129,7 @@ class EffectQueue:
 
     def _refuse_failed(self, token: int, why: str) -> None:
         if all(answered != token for answered, _ in self.replies):
-            self.refuse(token, "error", why, "see its log")
+            self.refuse(token, "error", why, "see the node's log")
 
     def job(self, job: Job, then: Callable[[JobResult], None]) -> None:
         number = self._next()

@@ -28,15 +28,15 @@ PARK_TRIES = 6
 """Failures before a file is parked: about half a minute for a close, a minute for a merge."""
 
 FOREIGN_TRIES = 12
-"""The same if only another TsFile library can make the file: each try asks the other members, for about 50
-s."""
+"""The same if only another TsFile library can make the file: each try asks the other members, and all tries
+take about 50 s."""
 
 PARK_WHY_MAX = 500
 """Characters of the error that are logged with it."""
 
 SUBSTITUTE_TRIES = 3
-"""Requests for a file of another TsFile library that some member no longer has, before this node's library
-makes it."""
+"""If another TsFile library should make a file: requests to which some member answers that it no longer has
+the file, before this node's library makes it."""
 
 PASSED = "passed"
 """Detail of a refusal to export a file: whether the file existed and no longer does."""
@@ -54,7 +54,7 @@ class Pace:
     """The wait doubles with each further failure, up to this."""
 
     even_tries: int
-    """Tries before it waits longer."""
+    """Failures up to which the wait remains `retry_ms`."""
 
     park_tries: int
     """Failures before the leader parks it."""
@@ -112,7 +112,7 @@ class Failing:
     """Whether the last try failed because an input is damaged."""
 
     is_foreign: bool = False
-    """Whether another TsFile library makes it on the other members: only their file helps then, no retry."""
+    """Whether another TsFile library makes it on the other members: only their file helps, not a retry."""
 
     unmet: int = 0
     """How often in a row no other member had the file."""

@@ -8,14 +8,14 @@ from nodeagent.model.jobs import CheckpointSaved, FileChanges, JobResult
 DELTA_FILES_MIN = 64
 DELTA_ROOTS = 8
 """All files are written if, since all were last written, more have changed than `DELTA_FILES_MIN` plus
-`DELTA_ROOTS` times the square root of their number: 2 600 of a hundred thousand."""
+`DELTA_ROOTS` times the square root of the number of files: 2 600 of a hundred thousand."""
 
 
 class FileDeltas:
     def __init__(self, held: HeldState) -> None:
         self._held = held
         self._whole = ""
-        """The last checkpoint on disk that names all files, as it was then; "" if this process wrote none."""
+        """Name of the last checkpoint on disk that lists all files; "" if this process wrote none."""
 
     def take(self) -> FileChanges:
         """The files of the checkpoint that begins now.

@@ -98,7 +98,7 @@ class GroupSteps:
                 config = Config(record.members, (), recovery.operation)
                 try:
                     replica.raft.force(config, recovery.term, self._effects.now)
-                except Refused as error:  # the lost leader counts for one election timeout
+                except Refused as error:  # for one election timeout the lost leader still counts
                     self._effects.note("recover_later", group=group, why=error.what)
                 else:
                     self._effects.note(

@@ -47,11 +47,11 @@ DRIVE_MS = 100
 HOUSEKEEPING_MS = 200
 EXPIRE_MS = 60_000
 META_WAIT_MS = 60_000
-"""After a start files are made only once the meta state is current, or after this time: without a leader of
+"""After a start, files are made only once the meta state is current, or after this time: without a leader of
 the meta group it may never become current."""
 
 QUIET_MS = 1_000
-"""After a start no vote is given for this long, which is less than any election timeout."""
+"""After a start, no vote is given for this long, or for 2/3 of the election timeout if that is less."""
 
 
 class Host:
@@ -148,7 +148,7 @@ class Host:
             replica.snapshots.on_expired(names)
 
     def on_disk(self, free: int, total: int, now: int) -> None:
-        """The free and total bytes of the disk with log and data, measured every fraction of a second."""
+        """The free and total bytes of the disk with log and data, measured several times a second."""
         self.effects.now = now
         data, space = self.replicas.data, self.effects.space
         before = space.is_low
@@ -239,7 +239,7 @@ class Host:
 
     @property
     def requests_failed(self) -> int:
-        """Requests, pulls and repairs that ended with an exception: each is a bug."""
+        """Requests, pulls, copies and repairs that ended with an exception: each is a bug."""
         return self.effects.failures
 
     # --- effects -----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Which node should lead each group.
 
 If possible, a group is led by its group owner. A draining or stopping node transfers the leadership of
-every group that another node can lead. A node that is short of disk space transfers it to nodes that have
-space, and a node that cannot send a member the snapshot that it needs, to a node that can.
+every group that another node can lead. A node that is short of disk space transfers leadership to nodes
+that have space. A node that cannot send a snapshot that a member needs transfers leadership to one that can.
 
 Nothing here is needed for safety; every leadership transfer is Raft's own (thesis 3.10), to a voter that is
 caught up and was just heard from, so that it costs no election timeout.

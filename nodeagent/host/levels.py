@@ -41,7 +41,7 @@ class PeerLevels:
             self._heard = {i: levels for i, levels in self._heard.items() if i in members}
 
     def check_raise(self, level: int, image: Image, is_silent: Callable[[NodeId], bool]) -> None:
-        """Check on the leader of the meta group, which hears from every node, that `level` may be raised to.
+        """Check that the cluster may be raised to `level`, on the meta leader, which hears from every node.
 
         Raises:
             Refused: a node does not support `level`, or it is not known whether it does; nothing was changed.

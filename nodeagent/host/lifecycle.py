@@ -123,7 +123,8 @@ class Lifecycle:
         self._joined = {g: op.id for g in joining} if op is not None else {}
         for group in joining & set(data):
             sealed = data[group].state.slots.sealed
-            is_ready = op is not None and (group, self._node) in op.joined  # it must not be undone
+            # A reported join must not be undone.
+            is_ready = op is not None and (group, self._node) in op.joined
             if not is_ready and any(
                 s.metadata_only and name != self._joined[group] for name, s in sealed.items()
             ):

@@ -21,8 +21,8 @@ class OwnMembership:
     def retired(self, why: str) -> None:
         """A peer refuses this node because its incarnation was retired.
 
-        Several nodes that were fenced together may still be a majority among themselves, and the writes they
-        accepted would be lost, so they serve nobody. This lapses, because a removal may be cancelled.
+        Several nodes that were fenced together may still be the majority of a group, and writes that they
+        accept would be lost, so they serve nobody. The refusal lapses, because a removal may be cancelled.
         """
         self._retired_until, self._retired_why = self._effects.now + RETIRED_MS, why
 

@@ -89,7 +89,7 @@ class Removals:
         self.unlink()
 
     def take_leaving(self) -> list[FileMeta]:
-        """A snapshot is installed: the files that were to be unlinked, which are forgotten here."""
+        """Return the files that were to be unlinked, and forget them: a snapshot is installed."""
         files = list(self._leaving.values())
         self._leaving.clear()
         self._unnamed.clear()

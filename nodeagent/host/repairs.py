@@ -49,7 +49,7 @@ class Repairs:
     def start(self, token: int, replica: DataReplica, request: RepairFile) -> None:
         if self._areas.is_taken(request.group):
             return self._effects.refuse(
-                token, "busy", f"another file of {request.group} is being repaired here"
+                token, "busy", f"another file of {request.group} is being repaired or copied here"
             )
         if not 0 < len(request.sources) <= REPAIR_SOURCES_MAX:
             return self._effects.refuse(
@@ -111,7 +111,7 @@ class Repairs:
         self._effects.reply(repair.token, FileRepaired(result.quarantined))
 
     def _removed(self, repair: _Repair) -> None:
-        self._fail(repair, "outcome_unknown", f"the replica of {repair.replica.group} was removed")
+        self._fail(repair, "outcome_unknown", f"the replica of {repair.replica.group} was removed or stopped")
 
     def _fail(self, repair: _Repair, code: str, what: str) -> None:
         if repair.is_answered:
@@ -122,7 +122,7 @@ class Repairs:
 
 
 def _name(replica: DataReplica, wanted: FileMeta, owed: CompactFiles | None) -> None:
-    """Name the file that is now in place in the manifest, as the output of a compaction or in its own row."""
+    """Enter the file, now in place, in the manifest: as the output of a compaction or in its own row."""
     try:
         if owed is not None:
             replica.state_jobs.take_output(owed, wanted)

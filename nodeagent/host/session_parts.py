@@ -1,8 +1,8 @@
 """Brings the sessions of sealed slots into the log of a gaining group that is led here.
 
-A part comes from this node's own replica of the sealed group if there is one, else from its members in turn;
-every member that applied the seal has it. A part without the recorded digest is requested from another
-member.
+A part comes from this node's own replica of the sealed group if there is one, else from that group's members
+in turn; every member that applied the seal has it. A part without the recorded digest is requested from
+another member.
 
 Writers wait during this. So the first part of each table is requested before the slots are sealed and sent as
 soon as they are (`SealWaits`), and the parts go into the log together with the `Open`.

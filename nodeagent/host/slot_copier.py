@@ -250,7 +250,7 @@ class SlotCopier:
         pull.busy = True
         unit = pull.unit
         local = self._replicas.get(unit.move.source)
-        # If this node's own copy was found damaged, the other holders are tried in turn.
+        # After a failed try from this node's own files, the other holders are tried in turn.
         if local is not None and pull.attempt % len(unit.move.source_members) == 0:
             if self._has_own(unit):
                 slots = source_slots(local, set(to_slots(unit.slots)))

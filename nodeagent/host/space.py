@@ -11,7 +11,7 @@ from nodeagent.model.limits import DISK_RESUME_PERCENT, MIB
 from nodeagent.model.requests import ErrorReply
 from nodeagent.model.space import Room, floor_of, log_keep, refuse_below
 
-GO_ON = "writes resume automatically when there is space: free some, or iotctl plan add-node NODE"
+GO_ON = "writes and copies resume automatically when there is space: free some, or iotctl plan add-node NODE"
 
 
 class Space:
@@ -20,7 +20,7 @@ class Space:
     def __init__(self, node: NodeId) -> None:
         self._node = node
         self._spent = self._spent_before = 0
-        """Bytes accepted since the last measurement, and between the two before it: some of the latter may
+        """Bytes accepted since the last measurement, and between the last two: some of the latter may
         not have been written yet when the last measurement was taken."""
 
         self._owed = 0

@@ -1,6 +1,6 @@
 """The jobs that the state of a data group asks for, each started at once and retried when it fails.
 
-A close or compaction that cannot be made here, or whose result another member has, is replaced by a copy
+A file that cannot be made here is copied from a member that has it, or has merged it into a later file
 (`failing`).
 """
 
@@ -174,7 +174,7 @@ class StateJobs:
         effects.note("job_failed", group=group, job=type(job).__name__, why=result.what)
         if isinstance(job, CompactFiles):
             self._damaged.on_failed(result, job.unit.inputs, job)
-        if effects.space.room is Room.FULL:  # native code says that in its own words
+        if effects.space.room is Room.FULL:  # native code reports a full disk in its own words
             result = Failed(Overloaded.code, result.what)
         left = self._left_of(job)
         self._context.unsaved.add()
@@ -187,7 +187,7 @@ class StateJobs:
         self.start()
 
     def _leave_to_others(self, job: Making, why: str) -> None:
-        """A file that only another member can make is copied from there; the others are made here."""
+        """Files that only other members can make are copied from there; the rest of the job is done here."""
         left = self._left_of(job)
         if isinstance(left, CloseFiles):
             own = tuple(u for u in left.units if not self._refusal((u.spec,)))

@@ -62,7 +62,7 @@ class StateMachine:
         return False
 
     def on_saved(self) -> None:
-        """The last checkpoint is durable, and the log no longer accepts an older one if files are removed."""
+        """The last checkpoint is durable; if files are to be removed, the log accepts no older one."""
 
     # --- snapshots ---------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ class FileWriter:
         own: this node's TsFile library and its version, "" if not given.
         level: the cluster's feature level.
         unnamed: the library of entries that name none, "" if it is not known.
-        is_current: whether `level` and `unnamed` are at least as new as before the last start.
+        is_current: whether `level` and `unnamed` are at least as new as before the last start, or were
+            awaited for long enough.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
 from nodeagent.partition.table import PartitionTable
 
 NOBODY = NodeRecord("", "", 0, 0, "", 0)
-"""Stands for the node that joins or leaves if a change has none."""
+"""The node record of a change in which no node joins or leaves."""
 
 KINDS = {
     "add-node": ChangeKind.ADD,
@@ -27,7 +27,8 @@ SILENT_TIMEOUTS = 10
 
 LISTENED_TIMEOUTS = 5
 """A leader must have led for this many election timeouts: followers do not hear one another, so before that
-it may have heard nothing from a live node. The other half of `SILENT_TIMEOUTS` is for its election."""
+it may have heard nothing from a live node. The other half of `SILENT_TIMEOUTS` allows time for the leader's
+election."""
 
 
 class Changes:
@@ -61,7 +62,8 @@ class Changes:
         except NodeAgentError as error:
             return as_reply(error)
         if kind is ChangeKind.MOVE and (request.node or not change.moves):
-            return ErrorReply("invalid_input", "a rebalance names slots that change groups, and no node")
+            what = "a rebalance must name slots that change groups, and must not name a node"
+            return ErrorReply("invalid_input", what)
         refusal = self._check(request, table, settings.replicas)
         if refusal is not None:
             return refusal
@@ -141,12 +143,17 @@ class Changes:
         silent_ms = self._effects.now - self._peers.heard.get(node, -(1 << 62))
         limit_ms = SILENT_TIMEOUTS * timeout_ms
         if node == self._node:
-            return ErrorReply("refused", f"{node} is not dead: it leads the meta group", "leave --dead out")
+            return ErrorReply(
+                "refused",
+                f"{node} is not dead: it leads the meta group",
+                "omit --dead (of `cluster recover`: the node)",
+            )
         if silent_ms < limit_ms:
             return ErrorReply(
                 "refused",
                 f"{node} is not dead: {self._node} heard from it {max(0, silent_ms)} ms ago",
-                f"repeat when it has been silent for {limit_ms / 1000:g} s, or leave --dead out",
+                f"repeat when it has been silent for {limit_ms / 1000:g} s, or omit --dead"
+                " (of `cluster recover`: the node)",
             )
         leading = self._cluster.meta_replica
         assert leading is not None  # it leads
@@ -156,13 +163,14 @@ class Changes:
                 "refused",
                 f"{node} is not known to be dead: {self._node} has led the meta group for only"
                 f" {listened_ms} ms",
-                f"repeat in {LISTENED_TIMEOUTS * timeout_ms / 1000:g} s, or leave --dead out",
+                f"repeat in {LISTENED_TIMEOUTS * timeout_ms / 1000:g} s, or omit --dead"
+                " (of `cluster recover`: the node)",
             )
         return None
 
     def without(self, operation: str, node: NodeId) -> dict[GroupId, tuple[NodeId, ...]] | ErrorReply:
-        """Groups that must answer before an open operation may continue without `node`, with the members to
-        ask: those in which it votes, or may vote by now. Or why the operation may not continue without it."""
+        """The groups in which `node` votes, or may vote by now, each with its other members: every group must
+        answer before the open operation may continue without `node`. Or why the operation may not."""
         op = self._cluster.meta.operations.find(operation)
         if op is None or op.ended or node in op.dead:
             return {}  # applying the entry gives the answer

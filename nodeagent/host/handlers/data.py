@@ -114,14 +114,16 @@ class DataRequests:
         slots = getattr(request, "slots", ())
         limit = settings.slots if settings is not None else 0
         if slots and (any(not 0 <= a < b <= limit for a, b in slots) or sum(b - a for a, b in slots) > limit):
-            return q.ErrorReply("invalid_input", f"slots must be ranges within [0, {limit})")
+            what = f"slots must be non-empty ranges within [0, {limit}), with at most {limit} slots in total"
+            return q.ErrorReply("invalid_input", what)
         if isinstance(request, q.ScanRows) and not _is_place(request):
-            return q.ErrorReply("invalid_input", "a read must continue where an earlier page ended")
+            what = "a read's positions and limit must not be negative, and its keys must have a value per tag"
+            return q.ErrorReply("invalid_input", what)
         if (
             isinstance(request, q.Write | q.DeleteRows)
             and not 0 <= request.acknowledged_through < request.sequence
         ):
-            what = "sequences begin at 1, and `acknowledged_through` must be less than the sequence"
+            what = "sequences begin at 1, and `acknowledged_through` must be in [0, sequence)"
             return q.ErrorReply("invalid_input", what)
         return None
 

@@ -103,7 +103,7 @@ def on_check(effects: EffectQueue, replica: DataReplica, token: int, request: re
 def on_export(
     effects: EffectQueue, replica: DataReplica, token: int, request: requests.ExportFiles, snapshot: str
 ) -> None:
-    """Offer the replica's files of open slots, or any files by name; the snapshot expires by age."""
+    """Offer the replica's files of open slots, or any files by name; the snapshot expires when not read."""
     if request.names:
         found = {n: f for n in request.names if (f := replica.state.files.manifest.get(n)) is not None}
         if len(found) < len(request.names):

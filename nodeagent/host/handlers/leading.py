@@ -178,8 +178,8 @@ def report_at(now: int, command: bytes) -> bytes | None:
     other and with the leader's clock.
 
     Returns:
-        None if the command cannot be decoded, because every member applies what is logged, or if it is an
-        operator's request, which is checked elsewhere.
+        None if the command cannot be decoded (every member would have to apply it), or if it is an operator's
+        request, which is checked elsewhere.
     """
     try:
         decoded = meta.decode(command)

@@ -77,7 +77,7 @@ def _listed(replica: DataReplica, request: requests.ListPartitions) -> Iterator[
 
 
 def _tables(replica: DataReplica, key: PartitionKey, table: str) -> list[str]:
-    """Tables with rows in the partition; at most `table`, if given."""
+    """Tables with rows in the partition; only `table`, if given."""
     memory = replica.state.rows.memtable.partition(key)
     names = {*replica.state.files.manifest.tables_of(key), *(memory.tables() if memory is not None else ())}
     return sorted(names & {table} if table else names)

@@ -76,5 +76,5 @@ class MetaRequests:
     def probe(self, token: int) -> None:
         replica = self._cluster.meta_replica
         if replica is None:
-            return self._effects.refuse(token, "unavailable", "no such group here")
+            return self._effects.refuse(token, "unavailable", "this node has no replica of the meta group")
         return answer_probe(self._effects, token, replica)

@@ -1,4 +1,4 @@
-"""Read levels: how new the state must be from which a replica answers."""
+"""Read levels: how new a replica's state must be before the replica answers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,10 +37,10 @@ def with_level(
 
 def _refuse_stale(effects: EffectQueue, replica: DataReplica, token: int, age_ms: int) -> None:
     bound_ms = replica.config.staleness_max_ms
-    age = f"confirmed it {age_ms} ms ago" if age_ms >= 0 else "has not confirmed it since its start"
-    what = f"the replica of {replica.group} on {replica.raft.node} may be stale: a leader {age}; "
+    age = f"a leader confirmed it {age_ms} ms ago" if age_ms >= 0 else "no leader has confirmed it yet"
+    what = f"the replica of {replica.group} on {replica.raft.node} may be stale: {age}; "
     what += f"a bounded read allows {bound_ms} ms"
-    helps = "ask another member, or read weak: its answers carry their age"
+    helps = "ask another member, or use a weak read, whose answer carries its age"
     effects.reply(token, ErrorReply("unavailable", what, helps, {"age_ms": age_ms}))
 
 

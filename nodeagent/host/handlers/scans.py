@@ -225,7 +225,7 @@ def _nbytes(spec: ScanSpec, files: Sequence[FileMeta], batches: Sequence[MemBatc
 
 
 def _is_heavy(files: Sequence[FileMeta], s: requests.ScanRows) -> bool:
-    """Whether the page may take long, by the bytes of the files and their share in the requested times."""
+    """Whether the page may take long, by how many bytes of the files fall into the requested times."""
     if 0 < s.limit <= limits.LIGHT_SCAN_ROWS:
         return False
     return sum(_share(f, s.spec) for f in files) > limits.LIGHT_SCAN_BYTES

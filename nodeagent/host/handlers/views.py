@@ -19,7 +19,7 @@ def _owners(table: PartitionTable) -> tuple[tuple[int, int, NodeId], ...]:
 
 
 def runs_view(state: MetaState, run: str) -> q.RunsReply:
-    """All runs, with the entries of one only."""
+    """All runs; only the run named `run` comes with its entries."""
     image = state.image
     return q.RunsReply(image.lock, tuple(r if r.id == run else replace(r, entries=[]) for r in image.runs))
 

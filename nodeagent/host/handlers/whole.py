@@ -24,8 +24,9 @@ def why_incomplete(cluster: Cluster, replica: DataReplica, wanted: set[int]) -> 
 def elsewhere(
     cluster: Cluster, replica: DataReplica, slots: set[int]
 ) -> tuple[tuple[PendingSlots, ...], tuple[Tombstone, ...]]:
-    """Those of `slots` whose older rows are with previous holders, and the deletes for them since they were
-    opened here. Older deletes are from an earlier stay of the slot here and must not mask those rows."""
+    """Those of `slots` whose older rows are with previous holders, and the deletes in these slots since the
+    slots were opened here. Older deletes are from an earlier stay of the slot here and must not mask
+    those rows."""
     out = []
     opened: dict[int, int] = {}
     for operation, arrival in replica.state.slots.arriving.items():

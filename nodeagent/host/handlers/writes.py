@@ -1,7 +1,7 @@
 """Writes on the leader, checked against schema and routing before they cost a log entry.
 
 The decisive check is made when the entry is applied; this one gives a clear error early and keeps rows that
-do not belong to a slot out of its log.
+do not belong to the slot out of the log.
 """
 
 import pyarrow as pa
@@ -77,7 +77,7 @@ def _schema(cluster: Cluster, w: requests.Write | requests.DeleteRows) -> TableS
 def _propose(
     replica: DataReplica, schema: TableSchema, command: commands.WriteRows | commands.DeleteRange, token: int
 ) -> None:
-    """Propose the command, after the schema that it was checked against if the group uses an older one."""
+    """Propose the command. If the group uses an older schema than `schema`, propose `schema` before it."""
     batch = [commands.encode(command)]
     used = replica.state.schemas.get((schema.storage_group, schema.table))
     if used is None or used.version < schema.version:
@@ -130,7 +130,7 @@ def _check_place(cluster: Cluster, slot: int, partition: PartitionKey) -> ErrorR
     if settings is None:
         return ErrorReply("unavailable", "this node does not know the cluster yet")
     if not 0 <= partition.shard < settings.shards:
-        return ErrorReply("invalid_input", f"shard {partition.shard}: the cluster has {settings.shards}")
+        return ErrorReply("invalid_input", f"no shard {partition.shard}: the last is {settings.shards - 1}")
     right = slot_of(partition.storage_group, partition.time_partition, partition.shard, settings)
     if right == slot:
         return None
@@ -138,7 +138,7 @@ def _check_place(cluster: Cluster, slot: int, partition: PartitionKey) -> ErrorR
 
 
 def _owned(cluster: Cluster, replica: DataReplica, slot: int) -> ErrorReply | None:
-    """Why the group takes no write for the slot in its present state; such a write is not logged."""
+    """Why the group takes no write for the slot now, None if it does; a refused write is not logged."""
     refusal = replica.state.writes.check_slot(slot)
     if refusal is None:
         return None
