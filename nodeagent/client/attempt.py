@@ -45,7 +45,8 @@ class Attempt:
         """The last refusal of a leader that had no room for the write."""
 
         self._hint: GroupRecord | None = None
-        """The group that the last refusal named; None after any other answer."""
+        """The group that the last `Moved` named, if the routes then still named the group that sent it. None
+        once another member must be tried."""
 
     def finish(self) -> None:
         if self._ticket is not None:
@@ -157,8 +158,8 @@ class Attempt:
         """Use a new session if no attempt can have taken effect; else the outcome is unknown, because the
         record of the old session is lost.
 
-        The group may never have had the session: it may have been opened in the slot's old group after the
-        seal.
+        The group may never have had the session: a session that the slot's old group opened after the seal
+        does not move with the slot.
         """
         assert self._ticket is not None
         if self._ticket.session.group == self._group:

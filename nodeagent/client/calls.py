@@ -48,10 +48,10 @@ class Calls:
         return await self.link.call(target, request, self.timeout_s if timeout_s is None else timeout_s)
 
     async def call_while_busy(self, target: str, request: ScanRows, deadline: Deadline) -> Reply:
-        """As `call`, for a scan that may take the node long. The node is probed while it scans: as long as
-        it answers the probes, it is busy, not dead, and the client waits for it. A retry would not help,
-        because a second request queues behind the first. After half of the patience the next node is
-        tried."""
+        """As `call`, for a scan that may take a long time. The node is probed while it scans: as long as it
+        answers the probes, it is busy, not dead, and the client waits for it. A retry would not help,
+        because a second request queues behind the first. The call ends after half of `BUSY_TIMEOUTS_MAX`
+        timeouts, so that the caller can try another node."""
         work = begun(
             self.call(target, request, min(BUSY_TIMEOUTS_MAX / 2 * self.timeout_s, deadline.patience_s))
         )
@@ -214,7 +214,7 @@ class Calls:
             return _unknown(request, lost)
         if isinstance(last, NotLeader | OutcomeUnknown):
             return Unavailable(
-                f"no node answered {name} within {self.timeout_s:g} s: {last.what}",
+                f"no node could answer {name} within {self.timeout_s:g} s: {last.what}",
                 next_step="see `iotctl cluster status`",
             )
         return last

@@ -34,7 +34,8 @@ class Changes:
 
         Raises:
             Busy, Refused: nothing changed.
-            OutcomeUnknown: the meta group has no such operation yet, but may still start it.
+            OutcomeUnknown: no such operation was found (none exists yet, or the meta group did not answer);
+                it may still begin.
         """
         view = await self._calls.views.meta()
         before = {o.id for o in view.operations}

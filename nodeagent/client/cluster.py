@@ -1,6 +1,6 @@
 """The asynchronous interface: one object for everything a program does with a cluster.
 
-The modules that handle rows are imported at first use: that takes longer than most operator commands.
+The modules that handle rows are imported at first use: their import takes longer than most operator commands.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Cluster:
     # --- nodes and groups ------------------------------------------------------------------------
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, NodeStatus | NodeAgentError]:
-        """The status of every known node, or the error it ended with, by name (`host:port` while unnamed).
+        """The status of every known node, or the error of its request, by name (`host:port` while unnamed).
 
         All nodes are asked in parallel; the call takes at most `timeout_s`.
         """
@@ -187,8 +187,9 @@ class Cluster:
         time_from: int | None = None,
         time_to: int | None = None,
     ) -> DeleteReport:
-        """Delete the rows in the time range whose tags equal `tags`, if they exist when the call begins. The
-        delete is atomic in each partition, not across partitions."""
+        """Delete the rows that have these tags and a time in the range: all that exist when the call begins,
+        and possibly rows written during the call. The delete is atomic in each partition, not across
+        partitions."""
         query = await self._reads.query(
             storage_group,
             table,

@@ -12,7 +12,7 @@ class Deadline:
 
     `extend` restarts the deadline after progress. `extend_while_busy` restarts it too, but never beyond
     `BUSY_TIMEOUTS_MAX` timeouts after the last progress. Both count as `extend_while_busy` for the enclosing
-    deadline `within`; until its first progress, a deadline is never restarted beyond the limit of that one.
+    deadline `within`; until its first progress, a deadline is never restarted beyond the limit of `within`.
     """
 
     def __init__(self, timeout_s: float, within: "Deadline | None" = None) -> None:
@@ -34,7 +34,7 @@ class Deadline:
 
     @property
     def patience_s(self) -> float:
-        """Seconds by which `extend_while_busy` can still postpone the end."""
+        """Seconds until the latest end that `extend_while_busy` can set without further progress."""
         return max(self.left_s, self._last_at - _now())
 
     @property

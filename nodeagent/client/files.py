@@ -25,7 +25,7 @@ from nodeagent.model.requests import (
 )
 
 CHECK_TIMEOUT_S = 600.0
-"""Hashing or copying files is bounded by the disk and the network."""
+"""Longer than for other requests: the disk and the network limit how fast files are hashed or copied."""
 
 _R = TypeVar("_R", bound=Reply)
 Call = Callable[[NodeId, Request, float | None], Awaitable[Reply]]

@@ -198,7 +198,7 @@ def _check_subject(name: str, role: str) -> None:
     elif not _OPERATOR.fullmatch(name):
         raise InvalidName(
             f"operator name {name!r} is not allowed",
-            next_step="use 1-64 characters: letters, digits, '.', '_', '@', '-'",
+            next_step="use 1-64 letters, digits, '.', '_', '@', '-'; begin with a letter or digit",
         )
 
 

@@ -45,7 +45,8 @@ class Link(Protocol):
         """The node's answer, never an `ErrorReply`.
 
         Raises:
-            NodeAgentError: the node answered with it; `connected` is False if there was no connection.
+            NodeAgentError: the error that the node answered or, with `connected` False, the error that
+                prevented a connection.
             Unavailable: the request was not sent.
             OutcomeUnknown: the node may have received the request, but no answer arrived.
         """
@@ -191,8 +192,8 @@ def not_connected(what: str) -> Unavailable:
 
 
 def _retrieve(task: asyncio.Task[Connection]) -> None:
-    """Mark the exception as retrieved: the channel also stores it, and nothing may await the task any
-    more."""
+    """Mark the exception as retrieved: the channel also stores it, and possibly nothing awaits the task
+    any more."""
     if not task.cancelled():
         task.exception()
 

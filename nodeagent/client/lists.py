@@ -56,7 +56,7 @@ class Lists:
     async def partitions(self, storage_group: str = "", table: str = "") -> tuple[list[PartitionInfo], Mask]:
         """The partitions that the groups list, and the slots whose list is incomplete: a previous holder
         still has their older rows, or they are in transition between two groups (a node of an earlier version
-        then lists only the open partitions, without a hint that others exist)."""
+        then lists only partitions of open slots, and does not show that it leaves out others)."""
         before = (await self._calls.views.current()).view
         size = before.settings.slots
         elsewhere = mask_of_ranges(in_transition(before), size)
@@ -97,7 +97,7 @@ class Lists:
     async def count(
         self, storage_group: str | None = None, table: str | None = None
     ) -> list[dict[str, object]]:
-        """Rows per table, from the list of a group if it has exact counts, else from a scan."""
+        """Rows per table, from the groups' lists; slots whose list is incomplete or inexact are scanned."""
         view = await self._calls.views.meta(strong=True)
         wanted_group, wanted_table = (storage_group or "").lower(), (table or "").lower()
         schemas = [

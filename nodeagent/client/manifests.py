@@ -6,9 +6,8 @@ from nodeagent.model.requests import ManifestReply
 
 
 def joined(pages: Sequence[ManifestReply]) -> ManifestReply:
-    """One reply with the files of all pages, in order. Facts about the replica hold for every page: the
-    lowest `applied` and `materialised`, the highest `pending`, `at_work` if any page has it; `damaged` is
-    that of the last page."""
+    """One reply with the files of all pages, in order. It has the lowest `applied` and `materialised` and
+    the highest `pending` of all pages, `at_work` if any page has it, and `damaged` of the last page."""
     last = pages[-1]
     return ManifestReply(
         last.group,

@@ -6,7 +6,7 @@ member or another group, so that no row is returned twice.
 
 While the files of a slot are still with its previous holders, the group's answer names these holders. The
 holders' rows are older than all rows of the group: page by page, the group's range deletes are applied to
-them before they are merged below the group's rows. Both sides are then asked for the rows up to the same key.
+them before they are merged below the group's rows. Group and holders are asked for rows up to the same key.
 
 If a query requests aggregates, a group that has all rows of a page returns their aggregates. Otherwise, and
 from a node of an earlier release, the rows arrive and are aggregated here.
@@ -203,7 +203,7 @@ class Pages:
                 found = rows if reply.is_aggregate else _requested(rows, query)
                 return reply.table_version, _PageRead(found, start, end, node)
             if limit:
-                limit = 0  # deletes may hide the first of the older rows, so that later rows come first
+                limit = 0  # the group's deletes may hide older rows: more than `limit` of them may be needed
                 continue
             old, old_end = await self._old_rows(unadopted, leg, start, end, query, deadline)
             if old_end == end:

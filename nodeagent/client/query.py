@@ -32,7 +32,7 @@ LEVELS = {"strong": STRONG, "bounded": BOUNDED, BOUNDED: BOUNDED, "weak": WEAK}
 def sent_level(read: str) -> str:
     """Raises `InvalidInput` if there is no such level."""
     if read not in LEVELS:
-        raise InvalidInput(f"read level {read!r}", next_step="use strong, bounded or weak")
+        raise InvalidInput(f"there is no read level {read!r}", next_step="use strong, bounded or weak")
     return LEVELS[read]
 
 

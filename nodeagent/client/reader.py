@@ -47,7 +47,7 @@ class Reads:
         read: str,
         on_age: OnAge | None = None,
     ) -> Query:
-        """The query for `scan` and `pages`, checked before any node is asked.
+        """The query for `scan` and `pages`, checked before any rows are requested.
 
         Raises:
             NotFound: there is no such table.

@@ -1,7 +1,8 @@
 """Slot -> group, by one view of the meta state. Pure.
 
-The old group serves a slot until it has sealed it. A route follows the partition table; while an operation is
-in PLANNED or SEALED, each of its slots stays with its source until the source has reported the seal.
+A slot is served by its old group until that group has sealed it. A route follows the partition table; while
+an operation is in PLANNED or SEALED, a slot that it moves stays with the source until the source has reported
+the seal.
 
 numpy is imported when a slot is first looked up: the import takes longer than most operator commands.
 """
@@ -87,13 +88,14 @@ class Routes:
         return _by_owner(self.groups).get(owner)
 
     def next_group_of(self, slot: int) -> GroupId | None:
-        """The group to which an open operation moves the slot, if any."""
+        """The group to which an operation in SEALED or OPEN moves the slot, if any."""
         index = int(self._coming[slot])
         return None if index == _NONE else self.groups[index].group
 
     @cached_property
     def _coming(self) -> npt.NDArray[np.int32]:
-        """As `owner`, but the target group of each slot that an open operation moves, else -1."""
+        """As `owner`, but the target group of each slot that an operation in SEALED or OPEN moves; -1 for
+        other slots."""
         import numpy as np
 
         by_id = {r.group: i for i, r in enumerate(self.groups)}
@@ -126,8 +128,8 @@ class Routes:
 
 
 def in_transition(view: MetaView) -> Ranges:
-    """Slots of open operations that may not be served by their target group yet. Only a read of these slots
-    shows whether they are."""
+    """Slots of open operations that their target group possibly does not serve yet. Only a read of such a
+    slot shows whether it does."""
     return ranges.union(
         *(
             move.slots

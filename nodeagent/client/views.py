@@ -98,8 +98,8 @@ class Views:
         return self.routes
 
     async def meta(self, strong: bool = False, timeout_s: float = 0, *, wait: bool = True) -> MetaView:
-        """The view of the first node that answers; the leader is asked first. If an earlier view was newer,
-        return that one.
+        """The view of the first node that answers; the leader is asked first. If the view in use has a higher
+        applied index, return that view instead.
 
         Args:
             timeout_s: 0 means the whole timeout for a strong read, else the time of one attempt.
@@ -165,7 +165,7 @@ class Views:
                 failed = {task: running.pop(task) for task in done}
                 errors = {
                     task: task.exception() for task in done
-                }  # of all: asyncio warns about an exception that nobody retrieved
+                }  # retrieve every exception: asyncio warns about one that is not retrieved
                 for task, error in errors.items():
                     if error is None:
                         return task.result()
@@ -222,6 +222,6 @@ class Views:
         if known is None:
             raise NotFound(
                 f"there is no table {table!r} in storage group {storage_group!r}",
-                next_step="see `iotctl data schema`; a first import names its tag columns",
+                next_step="see `iotctl data schema`, or create the table: name its tag columns in the import",
             )
         return known

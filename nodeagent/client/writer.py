@@ -310,7 +310,7 @@ class _Tally:
 
 
 def _entries(piece: pa.RecordBatch, rows_max: int) -> Iterator[tuple[int, bytes]]:
-    """(rows, Arrow stream) of consecutive parts, each within both limits."""
+    """(rows, Arrow stream) of consecutive parts, each within `rows_max` and `WRITE_BYTES_MAX`."""
     start, size = 0, max(1, rows_max)
     while start < piece.num_rows:
         part = piece.slice(start, size)

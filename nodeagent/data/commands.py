@@ -103,7 +103,7 @@ class Seal(msgspec.Struct, array_like=True, frozen=True, tag=7):
 
 
 class Unseal(msgspec.Struct, array_like=True, frozen=True, tag=8):
-    """The operation was cancelled: reopen the slots it sealed. A later `Seal` of it has no effect."""
+    """The operation was cancelled: reopen the slots it sealed. Its `Seal` has no effect after this entry."""
 
     operation: str
     table_version: int
@@ -147,7 +147,7 @@ class Compact(msgspec.Struct, array_like=True, frozen=True, tag=13):
     """Merge files of one table and one partition, neighbours in age, into one (`data.compaction`).
 
     It has no effect unless the slot is open here, with all of its older files adopted, and all inputs are in
-    the manifest once everything logged before this entry is.
+    the manifest when the turn of the compaction comes.
     """
 
     slot: int

@@ -1,10 +1,11 @@
 """Merges many files of one table and partition into one: what to merge, and when it takes effect.
 
-    leader     `pick_small` and `pick_masked` choose neighbours in age; the host makes every member that is
-               up hash them, so that no intact copy is deleted while a damaged one remains, and proposes
+    leader     `pick_small` and `pick_masked` choose neighbours in age; the host has every running member
+               hash these files, so that no intact copy is deleted while a damaged one remains, and proposes
                `Compact`
     apply      every member records a `Compacting`, with the deletes and the schema at that log index
-    turn       once everything logged before it is in the manifest; it is dropped if an input is missing
+    turn       the files of all entries before it are in the manifest: begin it, or drop it if an input is
+               missing
     job        a worker checks the inputs' hashes, merges them and makes the output (law 6)
     end        the output replaces the inputs in the manifest; once a durable checkpoint omits the inputs and
                no read uses them, they are unlinked
@@ -122,9 +123,9 @@ class Compactions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A file that ended a compaction on members that have applied more entries: its output, or that of a
-    later compaction that merged its output. On those members all `steps` took effect; here the file replaces
-    `inputs` (law 6)."""
+    """A file that ended a compaction on members that have applied more entries: the compaction's output, or
+    the output of a later compaction that merged it. On those members all `steps` took effect; here the file
+    replaces `inputs` (law 6)."""
 
     spec: CloseSpec
     steps: tuple[Compacting, ...]

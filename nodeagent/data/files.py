@@ -1,8 +1,8 @@
 """The files of a group, and which of them are removed.
 
-A file that enters the manifest wholly before a cut-off leaves it at once. A file that left the manifest is
-unlinked by the host once a durable checkpoint omits it; a file that no manifest named, or whose slot was
-released, is unlinked by a job. A delete is retained as long as it masks something.
+A file whose rows are all before a cut-off leaves the manifest as soon as it enters. A file that left the
+manifest is unlinked by the host once a durable checkpoint omits it; a file that no manifest named, or whose
+slot was released, is unlinked by a job. A delete is retained as long as it masks something.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,13 +33,14 @@ class Files:
         self.manifest = Manifest()
         self.tombstones = tombstones
         self.substitutes: set[str] = set()
-        """Names of files made here with another TsFile library than their entry names: their bytes differ
-        from those on other members. No member compares them: the other members have merged these files
-        already, or a compaction in the log will."""
+        """Names of files made here with a TsFile library other than the one named in their log entry: their
+        bytes differ from those on other members. No member compares them: the other members have merged
+        these files already, or a compaction in the log will."""
 
         self.pending_delete: list[FileMeta] = []
         """Pending delete: files that left the manifest since the host last took this list. After a restart
-        the log would name them as inputs again, so they are unlinked once a durable checkpoint omits them."""
+        the log would name them as inputs again, so they are unlinked only once a durable checkpoint omits
+        them."""
 
         self.changed: dict[Key, None] = {}
         """Partitions and tables whose files or deletes changed since a leader last looked there for files to

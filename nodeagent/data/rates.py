@@ -2,7 +2,8 @@
 
 After one half-life a byte counts half. The rates are not part of the replicated state: every member counts
 what it applies, by its own clock, and starts at 0 after a restart. Counts are linear: for a slot that moved,
-what its previous group still remembers and what its new group counted add up to its count without the move.
+what its previous group still remembers and what its new group counted add up to the count of a slot that did
+not move.
 """
 
 from dataclasses import dataclass, field

@@ -26,7 +26,7 @@ class Rows:
         """Entries up to this log index only restore their rows to the memtable."""
 
         self.delivered = 0
-        """Log index of the last entry received; below the last one applied only during the replay."""
+        """Log index of the last entry received. Only during the replay it is below the last applied index."""
 
         self._tombstones = tombstones
 
@@ -73,7 +73,7 @@ class Rows:
 
     def of_slots(self, slots: set[int]) -> tuple[tuple[int, PartitionKey], ...]:
         """(slot, partition) of what a seal closes. Sorted, because the order in memory depends on when files
-        were made and the names of files must not."""
+        were made, and the names of the files must not depend on that."""
         return tuple((s, p) for p, s in sorted(self.slot_of.items()) if s in slots)
 
     def has_older_than(self, t: Tombstone) -> bool:

@@ -6,7 +6,7 @@ indexes: `applied`, and `materialised`, up to which all entries that make files 
 
 Each entry is applied by the part that it concerns. This module does what needs all parts: it passes
 entries and results to the parts, computes the two indexes, decides when sealed slots are a source of copies
-and which files are named, and makes checkpoints.
+and which files no manifest will ever name, and makes checkpoints.
 
 Invariants:
     a write takes effect only if its slot is open in the state before it;
@@ -288,7 +288,7 @@ class DataState:
         return self.never_named((*old.files.manifest.files(), *unnamed, *left))
 
     def never_named(self, files: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
-        """Those of `files` that the manifest does not name, nor will due to any applied entry."""
+        """Those of `files` that the manifest neither names nor will name because of an applied entry."""
         made_by = {(p.index, partition) for p in self.closes.pending for partition in p.parts}
         made_by |= {(c.index, c.command.partition) for c in self.compactions.active}
         coming = {f.meta.name for a in self.adoptions.waiting for f in a.command.files}

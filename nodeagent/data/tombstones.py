@@ -42,7 +42,7 @@ class Tombstones:
         self._touched.add((tombstone.partition, tombstone.table))
 
     def add_older(self, tombstones: Iterable[Tombstone]) -> None:
-        """Add deletes that came with a slot before those that are here, without duplicates."""
+        """Insert deletes that came with a slot in front of the deletes that are here, without duplicates."""
         older: dict[Key, list[Tombstone]] = {}
         for t in tombstones:
             older.setdefault((t.partition, t.table), []).append(t)

@@ -1,8 +1,9 @@
 """Which writes and deletes of the log take effect.
 
 A write or delete takes effect if, in the state before it, its slot is open, its session is known, and its
-sequence is new; a write also needs its table to be in use at its version. Writes without effect are
-remembered as long as the log retains them (`refused`): after a restart they must not take effect either.
+sequence is new; a write also needs its table to be in use at its version or a later one. Writes without
+effect are remembered as long as the log retains them (`refused`): after a restart they must not take effect
+either.
 """
 
 from nodeagent.data import commands
@@ -40,7 +41,7 @@ class Writes:
         self._files = files
 
     def check_slot(self, slot: int) -> ErrorReply | None:
-        """Why a write to `slot` would have no effect now; None if it would have one."""
+        """Why no write to `slot` can have an effect now; None if the slot is open."""
         if slot in self._slots.open:
             return None
         waiting = self._slots.sealed_by(slot) is not None
@@ -63,7 +64,8 @@ class Writes:
                 in_use = f"version {schema.version}" if schema is not None else "no version"
                 refusal = ErrorReply(
                     "schema_mismatch",
-                    f"group {self._group} uses {in_use} of table {w.table}, the rows need {w.schema_version}",
+                    f"group {self._group} uses {in_use} of table {w.table}, "
+                    f"the rows need version {w.schema_version}",
                     "retry the write",
                 )
         if refusal is not None:
@@ -127,7 +129,8 @@ class Writes:
         if not self._sessions.knows(session, slot):
             return ErrorReply(
                 "session_expired",
-                f"group {self._group} does not know session {session}: it expired because it was not used",
+                f"group {self._group} does not know session {session} for slot {slot}: it expired because it "
+                "was not used, or it did not move here with the slot",
                 "open a new session",
             )
         floor = max(self._sessions.floor(session, slot), acknowledged_through)

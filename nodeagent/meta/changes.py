@@ -82,7 +82,8 @@ def _control(op: Operation, s: c.ControlOperation) -> ErrorReply | None:
             if op.stage is not Stage.COPYING or not set(op.adopted) >= set(op.gaining):
                 return ErrorReply(
                     "refused",
-                    f"{op.id} cannot be signed off: not every gaining group has adopted its copies yet",
+                    f"{op.id} cannot be signed off in stage {op.stage}: a sign-off is possible in COPYING, "
+                    "once every gaining group has adopted its copies",
                     f"iotctl ops wait {op.id}",
                 )
             op.signed_off = True
@@ -102,7 +103,7 @@ def _control(op: Operation, s: c.ControlOperation) -> ErrorReply | None:
             if op.stage not in (Stage.PLANNED, Stage.SEALED):
                 return ErrorReply(
                     "refused",
-                    f"{op.id} cannot be cancelled in stage {op.stage}: slots are open in their new groups",
+                    f"{op.id} cannot be cancelled in stage {op.stage}: slots may be open in their new groups",
                     f"plan the reverse change once it is done: iotctl ops wait {op.id}",
                 )
             _enter(op, Stage.CANCELLING, s.now, f"cancelled by {s.by}")
@@ -224,9 +225,9 @@ def copies_disagree(op: Operation, target: str) -> str:
     """Why the release must wait: the members of `target` whose copies of the same slots differ; "" if none
     do.
 
-    Nodes that were declared dead do not count: an operator continues by declaring the wrong member dead. The
-    copies do not show which member is wrong: a previous holder uses its own files and the newcomer copied
-    from one of them, so two members that agree may share one source.
+    Nodes that were declared dead do not count: an operator continues by declaring dead the member that has
+    the wrong copy. The copies do not show which member that is: a previous holder uses its own files and the
+    newcomer copied from one of the holders, so two members that agree may share one source.
     """
     members = op.required(target)
     digests: dict[SlotRanges, dict[str, str]] = {}

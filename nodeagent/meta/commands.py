@@ -180,8 +180,8 @@ class _ProgressReport(_Command, frozen=True):
 
 
 class MetaReady(_ProgressReport, frozen=True, tag="MetaReady"):
-    """add-node: the joining node follows the meta log. remove-node: the leaving node has no vote in the meta
-    group."""
+    """The joining node, if there is one, follows the meta log; the leaving node, if there is one, has no vote
+    in the meta group."""
 
 
 class GroupReady(_ProgressReport, frozen=True, tag="GroupReady"):

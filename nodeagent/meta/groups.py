@@ -68,7 +68,7 @@ class Groups:
         self._kept.groups[group] = replace(self._kept.groups[group], members=members, recovery=recovery)
 
     def complete_recovery(self, group: GroupId, operation: str) -> GroupRecord | None:
-        """Complete a group's force recovery; return its previous record, None if it was complete already."""
+        """Complete a group's force recovery; return the previous record, None if that recovery has ended."""
         record = self._kept.groups.get(group)
         if record is None or record.recovery is None or record.recovery.operation != operation:
             return None

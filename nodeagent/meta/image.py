@@ -48,5 +48,5 @@ class Image(msgspec.Struct):
     """The cluster's feature level."""
 
     unnamed_writer: str = ""
-    """The TsFile library that made the files of entries that name none: that of the leader which raised the
-    level to `Feature.FILE_WRITER`."""
+    """The TsFile library that made the files of entries that name no library: the library of the leader that
+    raised the level to `Feature.FILE_WRITER`."""

@@ -1,6 +1,6 @@
 """The partition table in force: which group owns which slots.
 
-Versions never decrease, and equal versions are equal tables. The next table of a change is
+Versions never decrease, and tables of equal versions are equal. The next table of a change is
 in force from the entry that enters OPEN: before that entry no gaining group could accept a write, and a
 cancelled change leaves the table as it is.
 """

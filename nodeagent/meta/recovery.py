@@ -55,7 +55,7 @@ class ForceRecovery:
         if not lost:
             return ErrorReply(
                 "refused",
-                f"no group was recovered: no group lost its majority with {', '.join(g.nodes)}",
+                f"no group was recovered: every group has a majority without {', '.join(g.nodes)}",
                 "iotctl cluster remove-node NODE --dead",
             )
         return self._check_leaders(g, lost)
@@ -66,7 +66,7 @@ class ForceRecovery:
             if not survivors:
                 return ErrorReply(
                     "refused",
-                    f"no group was recovered: group {group} has no living member, its rows are lost",
+                    f"no group was recovered: group {group} has no living member to continue from",
                     f"start {' or '.join(self._groups.members()[group])}",
                 )
             if group not in leaders or leaders[group].head not in survivors:

@@ -57,7 +57,7 @@ class Runs:
         return Accepted(index)
 
     def fenced(self, serial: int) -> ErrorReply | None:
-        """Why a command sent under the lock `serial` (0: under none) must have no effect; None if it may."""
+        """Why a command under the lock `serial` (0: none) must have no effect; None if it may have one."""
         held = self._kept.lock
         return lost(serial) if serial and (held is None or held.serial != serial) else None
 

@@ -195,9 +195,9 @@ def _holders(op: Operation) -> dict[GroupId, tuple[NodeId, ...]]:
 def _reconfigure(op: Operation, view: GroupView) -> list[Action]:
     """Change the group's members to those on the new ring, in single steps.
 
-    Dead voters that do not belong there are dropped first: while they count as voters, another voter would
-    raise the majority so far that the live members could not lose one. A dead node never joins; in its place
-    a member that would leave stays, so that the group has as many live members as possible.
+    Dead voters that are not on the new ring are dropped first: while they count as voters, an added voter
+    raises the majority too, so that no more live members may fail than before. A dead node never joins; in
+    its place a member that would leave stays, so that the group has as many live members as possible.
     """
     change = next((g for g in op.changes if g.group == view.group), None)
     if change is None or view.group in op.formed:

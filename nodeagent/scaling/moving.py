@@ -60,8 +60,8 @@ def rate_share(op: Operation, node: NodeId) -> int:
 
 
 def _pulling(op: Operation) -> set[NodeId]:
-    """The nodes that pull: before COPYING those that catch up in groups they join, in COPYING the members of
-    gaining groups that lack copies."""
+    """The nodes that pull: before COPYING, those that catch up in groups they join; in COPYING, those that
+    still lack copies for a gaining group of which they are a member."""
     joining = {c.joins for c in op.changes if c.joins is not None}
     if op.stage is not Stage.COPYING:
         return joining
@@ -80,7 +80,8 @@ def _pulling(op: Operation) -> set[NodeId]:
 
 
 def sources(move: SlotMove, node: NodeId, attempt: int) -> list[NodeId]:
-    """Previous holders in the order to try; new member *i* begins with old member *i*."""
+    """Previous holders in the order to try: at attempt 0, new member *i* begins with old member *i*; each
+    further attempt begins one member later."""
     members = move.source_members
     at = move.target_members.index(node) if node in move.target_members else 0
     turn = (at + attempt) % len(members)

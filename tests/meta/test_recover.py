@@ -105,7 +105,7 @@ def test_no_change_begins_before_every_recovery_is_completed(meta: Meta) -> None
     [
         ("", {}, "no lost node is named"),
         ("bz", BC, "no node z"),
-        ("b", {}, "no group lost its majority with b"),
+        ("b", {}, "every group has a majority without b"),
         ("bc", {"a": "a"}, "needs one of d"),
         ("bc", {"a": "b", "b": "d"}, "needs one of a"),
         ("bc", {"a": "d", "b": "d"}, "needs one of a"),
