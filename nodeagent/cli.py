@@ -107,7 +107,7 @@ def init_command(
 def log_dump(
     directory: Directory,
     group: Annotated[
-        str, typer.Option(help="Print only what concerns this group, such as meta; all groups without it.")
+        str, typer.Option(help="Print only what concerns this group, such as meta (default: all groups).")
     ] = "",
     entries: Annotated[
         bool, typer.Option("--entries", help="Also print one line for each entry, with its decoded command.")

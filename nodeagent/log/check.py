@@ -41,13 +41,13 @@ class Report:
 
 
 def dump(disk: Disk, directory: str, group: str = "", entries: EntryLines | None = None) -> Iterator[Line]:
-    """One line for each operation, bad place and torn tail, in log order.
+    """One line for each operation, block without operations, bad place and torn tail, in log order.
 
     Keys: segment, offset, group, index, count, term, kind, bytes, valid. `index` is the first of `count`
     entries. Bytes that cannot be decoded have kind `unreadable` or `torn` and no group.
 
     Args:
-        group: only the operations of this group, and the bytes that cannot be decoded; "" for all groups.
+        group: only the operations of this group, and the bytes that cannot be decoded; "" for every line.
         entries: the lines that follow an operation with readable entries.
     """
     numbers = list_segments(disk, directory)

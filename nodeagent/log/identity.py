@@ -39,8 +39,8 @@ class NodeFile(msgspec.Struct, frozen=True):
     """Number of agent starts in this directory, including the current start."""
 
     nonces: tuple[str, ...] = ()
-    """Random names of the last starts, oldest first: two copies of a directory have equal start counts, but
-    different names."""
+    """Random names of the last starts, oldest first: two copies of a directory that are both started can have
+    equal start counts, but have different names."""
 
     damaged: str = ""
     """Why the directory must no longer be used, if a peer detected that it is an older copy."""
@@ -109,8 +109,8 @@ def count_start(disk: Disk, node: str, known: NodeFile | None, draw: Callable[[]
 def begin_start(disk: Disk, log: Log, node: str, known: NodeFile | None, draw: Callable[[], str]) -> NodeFile:
     """Call `count_start`; on a full disk, use the reserve of `log`.
 
-    If the reserve is used up too, a later start continues under the number of the last counted start. That
-    is safe: peers see it as a restart, and an older copy of the directory still has a lower number.
+    If the reserve is used up too, any start but the first continues under the number of the last counted
+    start. That is safe: peers see a restart, and an older copy of the directory still has a lower number.
 
     Raises:
         NoSpace: at a first start, because the identity must be durable before the node promises anything.

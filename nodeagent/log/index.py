@@ -26,7 +26,7 @@ class Damage(msgspec.Struct, frozen=True):
 
     `offset` is in bytes within segment number `segment`. `group` is "" if the damage may also concern a
     group that the readable log does not mention. `first` and `last` are indexes; both are 0 if no entry is
-    affected, and only `last` is 0 if the end is unknown. `what` is the kind of damage and what ends it:
+    affected, and only `last` is 0 if the end is unknown. `what` is one of these kinds of damage:
 
     - `entries`: only these entries; ended by appending them once more, or by a base past them;
     - `hard`: the hard state; ended by a new hard state;
@@ -184,7 +184,7 @@ class GroupIndex:
         self.last = min(self.last, first - 1)
 
     def copy(self, first: int, count: int, segment: int, size: int, entries: list[Entry] | None) -> None:
-        """Move the place of the live entries from `first` to `segment`, which holds a copy of them."""
+        """Note that `segment` now holds the `count` live entries that begin at index `first`."""
         last = first + count - 1
         assert self.base.index < first
         self.last = max(self.last, last)

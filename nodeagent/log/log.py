@@ -2,13 +2,13 @@
 
 Write ordering, i.e. what must be durable before what (data is lost otherwise):
 
-- a record, before any message that promises it leaves the node: the caller syncs, then sends;
+- a record, before the node sends any message that promises it: the caller syncs, then sends;
 - a segment with its seal, before the next segment gets its name;
 - the next segment's first block, before its name; its name, before any record in it;
-- whatever replaces the last live entries of a segment (a rebase, an overwrite, copies), before its deletion;
+- before a segment is deleted, whatever replaces its last live entries (a rebase, an overwrite, copies);
 - the segment that `newest` names, and its bytes up to the recorded offset, before `newest`.
 
-A directory holds `<number>.log` segments, of which any but the newest may be missing, `newest`, `reserve`
+A directory holds segments `<number>.log` (any but the newest may have been deleted), `newest`, `reserve`
 (space that is freed when the disk is full, so that term and vote can still be written) and
 `<number>.<offset>.torn` (bytes that recovery cut off, for analysis).
 
@@ -302,7 +302,7 @@ class Log:
         return sorted({group for group, _ in self._index.extents_in(number)})
 
     def damaged_segments(self) -> set[int]:
-        """Segments that are retained because a group lost entries in them."""
+        """Segments that are retained because they have damage that is not ended."""
         return self._index.damaged_segments(self.segments[0])
 
     # Status.
@@ -317,7 +317,7 @@ class Log:
 
     @property
     def space_low(self) -> bool:
-        """The disk is full and the reserve is in use: refuse proposals and purge."""
+        """The disk was full at the last attempt, or the reserve is not filled."""
         return self._space.is_low
 
     def statistics(self) -> LogStatistics:

@@ -39,7 +39,8 @@ class Reclaimer:
         """Segments with a live entry that proved unreadable since the log was opened."""
 
     def run(self) -> None:
-        """Delete dead segments. If there is none, copy one forward and delete it. Raises `NoSpace`."""
+        """Delete dead segments. If there is none, copy the live entries of one segment and delete it. Raises
+        `NoSpace`."""
         if not self._segments.sealed:
             return
         live, damaged = self._index.live_bytes(), self._damaged()
@@ -60,7 +61,7 @@ class Reclaimer:
         return len(dead[:SEGMENTS_RECLAIMED_PER_CALL])
 
     def _is_recorded(self, number: int) -> bool:
-        """Whether the start of the segment after `number` records the result of the operations in it.
+        """Whether the next segment's start records the result of the operations in segment `number`.
 
         A start without the places of entries (written by an early release) does so only for the oldest
         segment.

@@ -49,7 +49,7 @@ class BlockKind(IntEnum):
 
     BATCH = 1
     SEAL = 2
-    """Last block of a segment; its body lists the entries in it (`Extent`)."""
+    """Last block of a segment; its body lists the live entries of the segment (`Extent`)."""
 
     SYNCED = 3
     """No rows and no body; only its `synced` matters."""

@@ -6,8 +6,8 @@ group that is not cleared by one of these after an unreadable place counts as da
 acknowledged record, and a member that votes with a shorter log can undo a committed entry.
 
 Segments may be missing in between, because the log deletes segments without live entries. The start of the
-next segment records where each group's live entries are: so the entries of a lost segment are missing, while
-a deleted segment leaves nothing missing.
+next segment records where each group's live entries are: they may be in a segment that was lost, but never
+in one that was deleted.
 """
 
 import zlib
@@ -26,7 +26,8 @@ from nodeagent.model.ids import GroupId
 
 SUFFIX = ".log"
 NEWEST = "newest"
-"""File with the newest segment's number and durable offset, so that the loss of either is detected."""
+"""File with the newest segment's number and durable offset, so that the loss of that segment, or of bytes
+before that offset, is detected."""
 
 _APPENDS = (RowKind.APPEND, RowKind.COPY)
 _start = msgspec.msgpack.Decoder(Start)
@@ -189,7 +190,7 @@ class Replay:
     def _from_mark(self, mark: Mark, state: GroupIndex | None, number: int) -> GroupIndex:
         found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, [], list(mark.damages))
         if number == self.oldest or mark.last == mark.base.index:
-            return found  # there was no entry that could be missing
+            return found  # no entry can be missing, or `open_damages` reports it
         known = 0
         if state is not None:
             found.extents, found.last = state.extents, state.last

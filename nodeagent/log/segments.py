@@ -56,7 +56,7 @@ class Segments:
         self.current = segment
 
     def drop_new(self) -> None:
-        """Remove a new segment that has no name yet."""
+        """Remove a new segment that does not have its final name yet."""
         for name in self._disk.listdir(self._directory):
             if name.endswith(NEW):
                 self._disk.unlink(f"{self._directory}/{name}")

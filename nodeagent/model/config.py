@@ -72,7 +72,7 @@ class NodeConfig(msgspec.Struct, frozen=True):
     """The leader closes a partition that has had no writes for this long."""
 
     compact_files_min: int = 4
-    """Number of small files, adjacent in age, that are merged into one."""
+    """Least number of small files, adjacent in age, that are merged into one."""
 
     compact_files_min_in_change: int = 8
     """The same while a change moves nodes or slots; changes that wait or have ended do not count."""

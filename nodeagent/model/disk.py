@@ -10,8 +10,8 @@ EXDEV...). A path that leaves the root is a `ValueError`.
 Durability, the same promise as a POSIX file system and no more:
 
 - bytes are durable after `File.sync` on that file, a file's length too;
-- a name (create, rename, link, unlink, mkdirs) is durable after `sync_dir` on the directory that holds it;
-- only the effect of `write_atomic` is durable when the call returns.
+- a name (create, rename, link, unlink) is durable after `sync_dir` on the directory that holds it;
+- only the effects of `write_atomic` and `mkdirs` are durable when the call returns.
 """
 
 from collections.abc import Sequence

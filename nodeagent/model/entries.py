@@ -39,8 +39,8 @@ class HardState(msgspec.Struct, array_like=True, frozen=True):
 
     held: tuple[int, int] = (0, 0)
     """(term, index): the node votes for no candidate whose log ends before this position. It is the end of
-    the node's log when it left the group, the greatest if it left more than once, or the leader's term and
-    commit index when the node began with an empty log; (0, 0) for a founder that never left."""
+    the node's log when it left the group, or the leader's term and commit index when the node began with an
+    empty log, whichever is greatest; (0, 0) for a founder that never left."""
 
 
 class Config(msgspec.Struct, frozen=True):

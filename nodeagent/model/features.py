@@ -54,4 +54,7 @@ def advice(levels: Levels, level: int) -> str:
     """The next step after a refusal."""
     if level > levels.newest:
         return "install the release that the other nodes run: iotctl cluster upgrade"
-    return "install the previous release on it, then raise the feature level: iotctl cluster finalize-upgrade"
+    return (
+        "install the previous release on that node, then raise the feature level: "
+        "iotctl cluster finalize-upgrade"
+    )

@@ -43,7 +43,7 @@ class FileMeta(msgspec.Struct, frozen=True, gc=False):
     """(non-null values, sum 1, sum 2) of the value hashes, sums mod 2^64 (`table.checksum`)."""
 
     clean: Order = ()
-    """Of a compacted file: it has no rows that deletes of an older order mask."""
+    """Of a compacted file: no delete up to this order masks a row of the file."""
 
     parked: str = ""
     """Why the rows are not a TsFile, in the words of the leader that parked them; "" for a TsFile."""
@@ -65,7 +65,7 @@ def tsfile_name(name: str) -> str:
 
 
 def logged_at(name: str) -> int:
-    """Log index in a file's name: of the entry that made it or, for an adopted file, of the `Open` before;
+    """Log index in a file's name: of the entry that made it or, for an adopted file, of its group's `Open`;
     -1 if the name has none."""
     _, _, rest = name.partition("-")
     index = rest.partition("-")[0]

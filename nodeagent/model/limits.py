@@ -28,8 +28,8 @@ MEMTABLES_MAX = 4
 `Overloaded`, so that closing sets the pace of writing."""
 
 OVERLOAD_REPLY_DELAY_MS = 200
-"""The leader delays that answer by this time: each attempt carries its rows, and clients that retry at once
-would take the processor from the closes that free memory."""
+"""The leader delays the answer at `MEMTABLES_MAX` by this time: each attempt carries its rows, and clients
+that retry at once would take the processor from the closes that free memory."""
 
 APPLY_BYTES_PER_TURN = 4 * MIB
 APPLY_ENTRIES_PER_TURN = 1024
@@ -43,8 +43,8 @@ COMPACT_KEYS_PER_TURN = 128
 """Pairs of table and time partition in which a leader looks for small files of one group in one turn."""
 
 COMPACT_KEYS_MAX = 512
-"""Pairs in consecutive turns after which the leader stops until the next `compact_every_ms`, if it found
-files to merge."""
+"""Pairs of table and time partition, counted over consecutive turns, after which the leader stops until the
+next `compact_every_ms`, if it found files to merge."""
 
 EXPIRE_PARTITIONS_PER_TURN = 512
 """Time partitions in which a leader looks for rows past their TTL in one turn."""
@@ -197,8 +197,8 @@ SMALL_APPEND_BYTES = 16 * KIB
 """Bytes of entries in one append that a follower accepts however little room it has."""
 
 GROUP_SHARE = 16
-"""Rows of one group in memory are closed once they, or the log that holds them, take 1 / `GROUP_SHARE` of the
-disk (`space.fitted`)."""
+"""Rows of one group in memory are closed once they take 1 / `GROUP_SHARE` of the disk, or the group's log
+takes twice as much (`space.fitted`)."""
 
 SEGMENT_SHARE = 16
 """A segment of the log takes at most 1 / `SEGMENT_SHARE` of the disk."""

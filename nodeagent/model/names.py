@@ -127,7 +127,7 @@ def check_fileable(schema: TableSchema) -> None:
         InvalidName: they cannot; the error names the table or the column.
     """
     where = f"rows of {schema.storage_group}.{schema.table} cannot be stored"
-    next_step = "write to a new table whose columns all have a name (`iotctl data schema`)"
+    next_step = "write to a new table with allowed names and at least one column: iotctl data write --create"
     if not schema.table or "\0" in schema.table or not schema.columns:
         raise InvalidName(f"{where}: the table has no valid name or no column", next_step=next_step)
     for column in schema.columns:

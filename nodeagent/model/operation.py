@@ -229,7 +229,7 @@ class Operation(msgspec.Struct):
 
     meta_ready: bool = False
     """add-node: the joining node follows the meta log. remove-node: the leaving node has no vote in the meta
-    group. Always set for a rebalance."""
+    group. replace-node: both. Always set for a rebalance."""
 
     group_ready: bool = False
     """The created group has a leader."""

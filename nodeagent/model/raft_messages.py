@@ -15,7 +15,7 @@ class _Message(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AppendRequest(_Message, tag=1, frozen=True):
-    """Entries that follow (`prev_index`, `prev_term`). Empty `entries` are a probe or a commit notice.
+    """Entries that follow (`prev_index`, `prev_term`). Empty `entries` test whether the logs match there.
 
     `read` is the leader's newest read round (0 for none); the reply echoes it (ReadIndex).
     `addition` identifies the follower's membership: 0 if it was a member at the start of the term, else the
@@ -34,7 +34,7 @@ class AppendRequest(_Message, tag=1, frozen=True):
 class AppendReply(_Message, tag=2, frozen=True):
     """Reply to `AppendRequest`.
 
-    Accepted: `match` is the last log index of the request that is durable on the follower. Rejected: `match`
+    Accepted: the follower's durable log equals the leader's up to index `match`. Rejected: `match`
     echoes the request's `prev_index`; (`hint_index`, `hint_term`) is the highest position of the follower's
     log that could match, so that the leader skips a whole term per round.
     """
@@ -57,7 +57,7 @@ class Heartbeat(_Message, tag=3, frozen=True):
 
 class HeartbeatReply(_Message, tag=4, frozen=True):
     """Reply to `Heartbeat`. `wall` is the sender's wall clock (ms), 0 if it is not given (`host.clocks`).
-    `room` is a `model.space.Room`: 0 if the sender's disk has enough space, more if it has less."""
+    `room` is a `model.space.Room`: 0 if the sender's disk has enough space, greater if not."""
 
     read: Count = 0
     wall: Time = 0

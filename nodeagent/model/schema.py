@@ -24,7 +24,8 @@ class TableSchema(msgspec.Struct, frozen=True):
     version: int
     columns: tuple[Column, ...]
     ttl_ms: int = 0
-    """Rows older than this are deleted; 0 retains them without limit. It does not change `version`."""
+    """Rows older than this are deleted; 0 retains them without limit. A change of the TTL leaves `version`
+    unchanged."""
 
     dropped: bool = False
     """The table accepts no rows and no read shows it. Its columns are retained: files with them may still

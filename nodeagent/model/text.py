@@ -22,7 +22,7 @@ def is_printable(text: str, *, keep: str = "") -> bool:
 
 
 def printable_json(text: str) -> str:
-    r"""Equivalent JSON text: control characters that its encoder left unescaped are written as `\u009b`.
+    r"""Equivalent JSON text: control characters that its encoder left unescaped are escaped, as in `\u009b`.
 
     Outside of strings the only such character in JSON is the line end.
     """

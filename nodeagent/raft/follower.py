@@ -32,7 +32,7 @@ def on_append(state: State, leader: NodeId, request: AppendRequest) -> None:
         return
     if entries:
         _store(state, prev, entries)
-    # Never our own last index: entries after `end` may come from an old leader (copycat #265).
+    # Commit and accept no further than `end`: our later entries may be an old leader's (copycat #265).
     state.commit_to(min(request.commit, end))
     state.accept(leader, end, request.read)
 
@@ -83,7 +83,7 @@ def on_offer(state: State, leader: NodeId, offer: SnapshotOffer) -> None:
 def join(state: State, message: AppendRequest | Heartbeat | SnapshotOffer) -> None:
     """Handle the first message of a leader to an empty replica. The node may have been a member before
     and have lost its disk: until its log reaches the leader's current commit index, it votes as if it
-    held every committed entry. The group does not need its vote before: it is a learner until then."""
+    held every committed entry. The group does not need that vote before: the node is a learner until then."""
     index = message.base.index if isinstance(message, SnapshotOffer) else message.commit
     held = max(state.held, (message.term, index))
     if held != state.held:

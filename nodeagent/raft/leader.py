@@ -160,7 +160,7 @@ class Leader:
             self._owe_news()
 
     def _reconnect(self, progress: Progress, match: int) -> None:
-        """End a probe after an accepted append, and a wait for a snapshot once its entries have arrived."""
+        """After an accepted append, end a probe, or a wait for a snapshot whose state has arrived."""
         if progress.state is _PROBE:
             if match == progress.match:
                 progress.become_replicate(self.state.clock)
@@ -229,7 +229,8 @@ class Leader:
     # Sending
 
     def flush(self) -> None:
-        """Build the messages: at most one append per peer, or one heartbeat with a new commit index."""
+        """Build the messages to each peer: at most one append, and a heartbeat if a read round begins or no
+        append carries a new commit index."""
         state = self.state
         beat = False
         due = self.news_at is not None and state.clock >= self.news_at
@@ -358,7 +359,8 @@ class Leader:
             what = f"leadership is already being transferred to {self._transfer[0]}"
             raise Refused(what, next_step="wait until that transfer ends")
         if target == state.node or target not in state.log.config.voters:
-            raise Refused(f"{target} is not another voter of the group", next_step="choose another voter")
+            what = f"{target} leads already or is not a voter of the group"
+            raise Refused(what, next_step="choose another voter")
         self._transfer = (target, state.clock + state.settings.election_timeout_ms)
         self.dirty = True
         self._maybe_transfer(target)

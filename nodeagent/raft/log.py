@@ -82,7 +82,8 @@ class RaftLog:
         """Highest position at or below `index` whose term is at most `term`.
 
         One less than `base.index` if even the base is of a later term: then the follower needs a snapshot.
-        Leader and follower use it to skip a whole term per round (thesis 3.5, last paragraph).
+        `index` itself if it is below the base. Leader and follower both call this function, so that each
+        round skips a whole term (thesis 3.5, last paragraph).
         """
         high = min(index, self.last_index) - self.base.index
         if high < 0:

@@ -68,7 +68,7 @@ class Progress:
         """The follower answered since the last quorum check."""
 
         self.paused = False
-        """PROBE: an append is in flight."""
+        """PROBE: send no append until the follower answers the last one or a heartbeat."""
 
         self.nudge = False
         """REPLICATE: an empty append is due, to find out whether earlier appends were lost."""
@@ -108,7 +108,7 @@ class Progress:
         self.next = last + 1
 
     def accepted(self, match: int, now: int) -> bool:
-        """Note that the follower holds everything up to `match`. Returns False for an old reply."""
+        """Note that the follower holds everything up to `match`. Returns whether `match` rose."""
         if match >= self.match:
             self.doubted_at = None
         inflight = self.inflight
@@ -126,7 +126,7 @@ class Progress:
         """Note that the follower refused an append after `prev`; `hint` is the highest index that may match.
 
         Returns:
-            False if the reply is stale (openraft #1501).
+            Whether to send another append; False for a stale reply (openraft #1501).
         """
         if prev <= self.match:
             if self.doubted_at is None:

@@ -1,9 +1,9 @@
 """Linearizable reads without a log entry (ReadIndex, thesis 6.4), batched.
 
-The leader puts all reads received since the last turn into one *round*: an increasing number that is sent
-with every heartbeat and echoed. If a majority echoed it, the leader was still the leader after it received
-the reads, so the commit index noted at the start of the round answers them. Numbers are never reused, so an
-old echo cannot confirm a new round (etcd #20418).
+The leader puts all reads received since the last turn into one *round*: an increasing number that heartbeats
+and appends carry and their replies echo. If a majority echoed it, the leader was still the leader after it
+received the reads, so the commit index noted at the start of the round answers them. No number is reused
+within a term, so an old echo cannot confirm a new round (etcd #20418).
 
 A follower forwards its reads to the leader, each batch with a number of its own.
 """

@@ -4,7 +4,7 @@
            ▲                        │                             │                       │
            └──────── higher term, a leader, a lost vote, no quorum, removed ──────────────┘
 
-Only a replica that `may_campaign` leaves `follower`, and `TimeoutNow` skips the pre-vote.
+A replica campaigns only if it `may_campaign`. `TimeoutNow` skips the pre-vote; `force` skips the election.
 """
 
 from collections.abc import Callable
@@ -128,7 +128,8 @@ class Roles(State):
         4.2.2).
 
         A learner may campaign if its log is longer than that of a candidate that needs its vote: the
-        candidate already counts it as a voter, and the leader that sent the longer log may have lost it.
+        candidate already counts the learner as a voter, and the leader that sent the longer log may no longer
+        hold that log.
         """
         log = self.log
         if self.passive:
@@ -201,7 +202,7 @@ class Roles(State):
             self.reads_failed.extend(self._forwarded.drain())
 
     def _maybe_retire(self, lead: Leader) -> None:
-        """Once the config without this node is committed, send it to the others and step down (thesis
+        """Once the config without this node is committed, send the commit index and step down (thesis
         4.2.2)."""
         if lead.retired:
             lead.flush()
@@ -229,8 +230,8 @@ class Roles(State):
             - of the surviving members, this one has the last entry by (term, index);
             - `term` is above every term that any member can have reached, lost members included.
         The term and the config are in the same Ready, and no message leaves before they are durable. After a
-        crash before that point nothing has changed: repeat the call. After it, the last config of the log
-        shows that the call took effect. Followers accept the term and the log by the ordinary rules.
+        crash before that point nothing has changed: repeat the call. After a later crash, the last config of
+        the log shows that the call took effect. Followers accept the term and the log by the ordinary rules.
 
         Args:
             config: voters, this node among them; no learners.

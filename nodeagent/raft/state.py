@@ -104,8 +104,9 @@ class State:
         """Room on this node's disk, set by the caller; followers report it (`HeartbeatReply`)."""
 
         self.stirred = True
-        """Whether an event happened since there was last nothing to take; if not, there still is nothing. A
-        node has hundreds of groups, of which few are busy in a turn; for the others only this is checked."""
+        """Whether an event happened since `is_ready` last found nothing to take; if not, there still is
+        nothing. A node has hundreds of groups, few of them busy in a turn; for the idle ones only this flag
+        is checked."""
 
         self.hard_changed = False
         self.unwritten: int | None = None

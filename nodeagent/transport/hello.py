@@ -24,7 +24,7 @@ def check_hello(mine: Hello, theirs: Hello, certificate: PeerName | None, expect
             next_step="install the same release on both",
         )
     if theirs.role not in ROLES or not theirs.name:
-        raise Forbidden(f"role {theirs.role!r} of {theirs.name!r} is unknown")
+        raise Forbidden(f"a hello needs a name and a known role, not {theirs.name!r} and {theirs.role!r}")
     if certificate is not None and (theirs.name, theirs.role) != (certificate.name, certificate.role):
         raise Forbidden(
             f"the peer's hello says {theirs.role} {theirs.name}, "

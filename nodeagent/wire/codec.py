@@ -82,7 +82,8 @@ def _check_rows(request: Write | DeleteRows) -> None:
     if not 0 <= key.shard <= bounds.SHARD_MAX or key.time_partition > bounds.INT64_MAX:
         raise InvalidInput(f"shard {key.shard} or time partition {key.time_partition} is out of range")
     if len(key.storage_group) > NAME_BYTES_MAX:
-        raise InvalidInput(f"the storage group name has {len(key.storage_group)} characters")
+        size = len(key.storage_group)
+        raise InvalidInput(f"the storage group name has {size} characters; the limit is {NAME_BYTES_MAX}")
 
 
 def _check_change(request: BeginChange) -> None:
@@ -90,7 +91,7 @@ def _check_change(request: BeginChange) -> None:
     bounds.check_range("hold_release_ms", options.hold_release_ms, 0, bounds.COUNT_MAX)
     bounds.check_range("rate_bytes_per_s", options.rate_bytes_per_s, 0, bounds.COUNT_MAX)
     if len(options.depth) > NAME_BYTES_MAX:
-        raise InvalidInput(f"the depth has {len(options.depth)} characters")
+        raise InvalidInput(f"depth has {len(options.depth)} characters; the limit is {NAME_BYTES_MAX}")
 
 
 def _check_leaders(request: ForceRecover) -> None:

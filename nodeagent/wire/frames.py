@@ -25,7 +25,7 @@ HELLO_BYTES_MAX = 16 * KIB
 
 FIRST_BYTES = 64 * KIB
 FIRST_BYTES_TRUSTED = CHUNK_BYTES + 64 * KIB
-"""For roles that may write; large enough that a file chunk is copied once."""
+"""`FrameReader.first_bytes` for roles that may write; large enough that a file chunk is copied once."""
 
 LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">IB")
