@@ -72,7 +72,7 @@ def path_of(directory: str, number: int) -> str:
 
 @dataclass(slots=True)
 class Tail:
-    """The newest segment as read: `end` of its blocks, end of a torn write, highest `synced` in it."""
+    """The newest segment as read: `end` of its blocks, `torn_end` of a torn write, highest `synced` in it."""
 
     number: int = 0
     end: int = 0

@@ -63,7 +63,7 @@ class Config(msgspec.Struct, frozen=True):
 
 
 class Base(msgspec.Struct, array_like=True, frozen=True):
-    """Where a group's log begins: everything up to `index`, an entry of `term`, is in the checkpoint.
+    """Where a group's log begins: everything up to the entry (`index`, `term`) is in the checkpoint.
 
     `config` is the membership as of `index`.
     """

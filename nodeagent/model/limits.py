@@ -134,7 +134,7 @@ EXPIRED_PER_ENTRY_MAX = 1024
 """Sessions that one log entry ends: the cost of applying it grows with their number."""
 
 SESSIONS_PART_BYTES = 1 * MIB
-"""Bytes of one part of a session table that the sealed group sends to the gaining group."""
+"""Bytes of one part of a session table that a gaining group fetches from the losing group."""
 
 TABLES_MAX = 10_000
 COLUMNS_MAX = 4096

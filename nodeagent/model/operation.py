@@ -125,7 +125,7 @@ class SealResult(msgspec.Struct, frozen=True):
     """The session table itself, from a member of a release that sets no `parts`."""
 
     parts: tuple[str, ...] = ()
-    """XXH3-128 of each part of the session table, which one group sends to the other."""
+    """XXH3-128 of each part of the session table; gaining groups fetch the parts from the losing group."""
 
 
 class CopyRecord(msgspec.Struct, frozen=True):
