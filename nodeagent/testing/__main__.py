@@ -1,7 +1,8 @@
 """Run seeds of the simulator in parallel, one per processor, and print a line of results for each.
 
-`python -m nodeagent.testing SEED [COUNT] [--world WORLD]` runs every world, or only WORLD. It stops at the
-first seed that fails.
+`python -m nodeagent.testing SEED [COUNT] [--world WORLD]` runs the worlds of each seed, or only WORLD where
+the seed has it: all seeds have the small worlds, even seeds `cluster_swarm`, odd seeds `scenario` and
+`client`. It stops at the first seed that fails.
 """
 
 import argparse

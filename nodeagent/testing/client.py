@@ -22,7 +22,7 @@ from nodeagent.wire.faults import to_error
 
 FOREVER_MS = 3_600_000
 ODD, ODD_S = 0.002, 3.0
-"""Probability that a node begins to give odd answers, and the longest time that it does."""
+"""Probability per answer that its node begins to give odd answers, and the longest time for which it does."""
 
 LOOK_S = 0.2
 """How often a call checks that the node still runs."""

@@ -157,7 +157,7 @@ class ClientRun:
         sim.faults.drop, self.calm = before, False
 
     async def outage(self) -> None:
-        """Check that a client reports an outage of all nodes at once, and that it waits when they restart."""
+        """Check that a client reports immediately that no node runs, and waits for nodes that restart."""
         sim = self.scenario.sim
         nodes = [node for node in sim.nodes.values() if node.alive]
         for node in nodes:

@@ -157,7 +157,7 @@ class RowsClient:
         before &= _of(self.acked, group)  # without rows deleted during the read
         known = _of(self.asked - self.never, group) - gone
         assert len(before) <= rows <= len(known), (
-            f"S6: {group} has {rows} rows, {len(before)} were acknowledged"
+            f"S6: {group} has {rows} rows, {len(before)} were acknowledged, at most {len(known)} written"
         )
 
     async def _scan(self, group: str, span: tuple[int, ...] = ()) -> None:
@@ -176,7 +176,7 @@ class RowsClient:
             assert not missing, f"S6: {group} lost {missing}"
             return
         assert min(limit, len(before)) <= len(found) <= limit, (
-            f"S6: the scan of {group} with limit {limit} returned {len(found)} rows"
+            f"S6: the scan of {group} with limit {limit} returned {len(found)} of at least {len(before)} rows"
         )
         over = [t for t in missing if _place(t) < _place(found[-1])]
         assert found == sorted(found, key=_place) and not over, f"S6: the first rows of {group} lack {over}"

@@ -43,7 +43,7 @@ class Plan:
     segment_bytes: int
     disk_bytes: int
     kinds: dict[str, int]
-    """Classes of faults and their weights."""
+    """Kinds of faults and their weights."""
 
     gap_ms: int
     """Average time between two faults of a burst."""

@@ -93,7 +93,8 @@ class ClusterSwarm(FaultyCluster):
         """Start a node from an older copy of its data directory. Its peers refuse it, so it runs no replica;
         then it is replaced.
 
-        No other fault is injected before the node knows this: together they could lose acknowledged entries.
+        No other fault is injected before the node knows that the copy is older: the copy and another fault
+        together could lose acknowledged entries.
         """
         rng = self.sim.rng
         victim, new = rng.choice(self._names()), self.newcomer()

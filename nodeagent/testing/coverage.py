@@ -222,7 +222,7 @@ class Total:
 def _member(text: str) -> tuple[str, str]:
     name, _, member = text.partition(": ")
     if member not in universe().get(name, ()) or not focusable(name, member):
-        raise argparse.ArgumentTypeError(f"{text}: not a CLASS: MEMBER that a run can look for")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a `CLASS: MEMBER` that a run can look for")
     return name, member
 
 
@@ -241,7 +241,7 @@ def main() -> int:
         action="append",
         type=_member,
         default=[],
-        help="event that all clusters look for; can be repeated",
+        help="event that all clusters look for, as `CLASS: MEMBER` of the tables; can be repeated",
     )
     parser.add_argument("--twice", action="store_true", help="run each seed twice and compare the traces")
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the tables into this document")

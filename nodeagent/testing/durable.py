@@ -52,7 +52,7 @@ def follow(state: State, ops: Sequence[LogOp], left: Left | None = None) -> None
 
 
 def _bound(memory: HardState) -> HardState:
-    """The bound on `memory` that the head of its record alone gives."""
+    """The bound that a start recovers instead of `memory` if only its row in a block's head is readable."""
     return HardState(memory.term + 1, "", (memory.term, memory.held[1]))
 
 

@@ -63,7 +63,7 @@ class FaultyCluster(RandomOps):
         )
 
     def drawn(self, rng: random.Random) -> Plan:
-        # Drawn after `draw`: `single_node` draws more after it, and those draws must stay the same.
+        # Drawn here, not in `Plan.draw`: what `single_node` draws after `Plan.draw` must stay the same.
         plan = replace(
             Plan.draw(rng),
             restores=rng.random() < 0.3,

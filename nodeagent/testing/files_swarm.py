@@ -2,7 +2,7 @@
 
 In each life a node runs some jobs, one after the other: files are flushed, merged, recorded in checkpoints,
 deleted, linked into snapshots, pulled by the other node, adopted, repaired and removed. A life ends with a
-kill or with a power cut during a disk change. Disk calls fail, copies arrive truncated or altered, and bits
+kill or with a power cut during a disk change. Disk calls fail, chunks of copies are lost or altered, and bits
 of closed files flip. Everything that a completed job made durable must exist undamaged; after an interrupted
 job either the old or the new state must exist; and a checkpoint never names a missing file (S11, S15, S16).
 

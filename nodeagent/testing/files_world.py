@@ -73,7 +73,7 @@ class FilesWorld:
         """Probability that a chunk does not arrive, or arrives altered."""
 
         self.cut = rng.choice([0.3, 0.9])
-        """Probability that a life ends with a power cut."""
+        """Probability that a power cut is scheduled in a life; the life may end before it."""
 
         self.limits = {
             f"nodeagent.storage.{place}.CHUNK_BYTES": size

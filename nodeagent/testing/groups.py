@@ -343,7 +343,7 @@ class GroupNode(Machine):
         self.wake()
 
     def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
-        answer(ErrorReply("refused", f"{self.node} runs groups alone"))
+        answer(ErrorReply("refused", f"{self.node} runs only Raft groups"))
 
     def count(
         self, group: GroupId, who: str, numbers: list[int], answer: Callable[[Reply], None]

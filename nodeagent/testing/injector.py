@@ -171,7 +171,7 @@ class Injector:
         self.sim.at(self.rng.randint(1, 2 * self._gap_ms), partial(self._next, number))
 
     def heal(self) -> None:
-        """End all faults and restart all machines; spoiled machines stay spoiled."""
+        """End all faults and restart the machines that are down; spoiled machines stay spoiled."""
         self.calm = True
         self.healed_at = self.sim.now
         self.sim.ambushes.clear()

@@ -89,7 +89,7 @@ class LogSwarm:
         """Groups reported as permanently damaged at the last start."""
 
         self.damaged_in: set[tuple[GroupId, int]] = set()
-        """Damaged groups and the segments that show it."""
+        """(damaged group, number of a segment that shows the damage)"""
 
     def run(self) -> Report:
         for self.life in range(1, LIVES + 1):

@@ -25,7 +25,7 @@ SNAPSHOT_TTL_MS = 6_000
 STALL_POLL_MS = 10
 NO_SPACE_RETRY_MS = 100
 CLEAN_MS = max(SNAPSHOT_TTL_MS, INSTALL_KEEP_MS) + 2 * UPKEEP_MS
-"""Time after the last event at which a manifest must name every file that is left."""
+"""Time after the last event within which every file that no manifest names must be deleted."""
 
 
 class Machine(Process):

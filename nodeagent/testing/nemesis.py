@@ -258,7 +258,7 @@ class Nemesis(Injector):
         self._do("ambush", Ambush(self.rng.choice(self._jobs), after, power, self._back()))
 
     def _jump(self) -> None:
-        """Set the wall clock of one node wrong for a while, if all others are right."""
+        """Set the wall clock of one node wrong for a while, if all clocks are right."""
         node = self._some()
         if node is None or any(n.clock != WallClock() for n in self.sim.nodes.values()):
             return

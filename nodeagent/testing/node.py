@@ -91,7 +91,7 @@ class SimNode(Machine):
         return out, unreadable
 
     def _sweep(self, groups: "dict[str, tuple[_Found, bytes | None]]", owner: Owner) -> None:
-        """Delete the files that no checkpoint of an undamaged group names, as a starting node does."""
+        """Delete files of undamaged groups that their checkpoints do not name, as a starting node does."""
         self.later(self.upkeep_ms, self._upkeep)
         whole = {
             group: (log, payload)

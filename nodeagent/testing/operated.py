@@ -88,7 +88,7 @@ class OperatedCluster(SimulatedCluster):
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the cluster lock while a change begins, as iotctl does: a duplicate of the request that
-        arrives after the change was cancelled must not begin another.
+        arrives after the change was cancelled must not begin a second change.
         """
         taken = self.request(q.TakeLock("sim", "a change", "sim", LIMIT_MS), q.LockReply)
         assert isinstance(taken, q.LockReply)

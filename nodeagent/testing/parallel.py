@@ -15,8 +15,8 @@ _Result = TypeVar("_Result")
 def results(
     run: Callable[[_Job], _Result], jobs: Sequence[_Job], processes: int | None = None
 ) -> Iterator[_Result]:
-    """Yield the result of each job in their order, as soon as it is known. A failure is raised and ends the
-    other jobs.
+    """Yield the result of each job, in the order of `jobs` and as soon as it is known. A failure is raised
+    and ends the other jobs.
 
     Args:
         run: a function of a module other than `__main__`, so that other processes can import it.
@@ -30,7 +30,7 @@ def results(
 def whys(
     run: Callable[[*_Ts], object], jobs: Sequence[tuple[*_Ts]], processes: int | None = None
 ) -> Iterator[str]:
-    """Yield why each job failed, "" if it passed, in their order and as soon as it is known.
+    """Yield why each job failed, "" if it passed, in the order of `jobs` and as soon as it is known.
 
     Args:
         run: as in `results`; raises `AssertionError` to fail.

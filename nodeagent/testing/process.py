@@ -27,7 +27,7 @@ from nodeagent.testing.volume import PowerCut
 UPKEEP_MS = 1_000
 
 SEGMENT_BYTES_MAX = 1 << 18
-"""Maximum size of a log segment. Longer preallocated segments would only be copied and searched."""
+"""Maximum size of a log segment. Copying and searching longer preallocated ones would only take time."""
 
 
 class Inside(Protocol):

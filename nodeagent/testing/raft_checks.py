@@ -225,7 +225,9 @@ class RaftSafety:
             self._configs[key] = log.config_index
             if log.term(log.config_index) == replica.raft.term:
                 open_yet = before > replica.raft.commit
-                assert not open_yet, f"S12: {node.node} changes {replica.group} while {before} is open"
+                assert not open_yet, (
+                    f"S12: {node.node} changes {replica.group} before its config {before} is committed"
+                )
                 self._one_step(node, replica)
 
     def _holds_all(self, node: Machine, replica: Replica) -> None:

@@ -26,7 +26,7 @@ from nodeagent.testing.workload import PLAIN_HABITS, WriteProfile
 
 OPERATIONS = 10
 GRAVE_MS = 3_000
-"""Longer than the latest duplicate of a message, so that no message to a machine reaches its successor."""
+"""Longer than any duplicate is delayed, so that no message to a machine reaches its successor."""
 
 ENDED = ("DONE", "CANCELLED")
 
@@ -205,7 +205,7 @@ class RandomOps(Scenario):
 
     @property
     def survives(self) -> bool:
-        """Whether groups survive the loss of a member: two members lose their quorum, a single one its
+        """Whether groups survive the loss of a member: a group of two loses its quorum, a group of one its
         rows."""
         return self.replicas > 2
 

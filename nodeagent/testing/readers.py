@@ -215,7 +215,7 @@ class StaleReader(Reader):
             return
         found = _found(rows_of(pages, spec), spec)
         self.answers += 1
-        # The member rounds both times down. No node can know that its monotonic clock is slow.
+        # The member rounds the beginning and the end of an age down, and cannot know that its clock is slow.
         until = began - (max(ages) if pace == 1.0 else math.ceil((max(ages) + 1) / pace))
         for cell, acks in self.history.acked_at.items():
             if _within(cell, spec):

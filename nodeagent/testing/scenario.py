@@ -1,7 +1,7 @@
 """One seeded run of a whole cluster: bootstrap, writers and readers, an add and a remove under faults.
 
 Every third seed also moves slots between the groups at the end. No random number decides this, because one
-more would change the runs of all seeds.
+more draw would change the runs of all seeds.
 
 `python -m nodeagent.testing.scenario FIRST [COUNT]` prints one line per seed.
 """
@@ -39,7 +39,7 @@ class Report(msgspec.Struct):
 
 
 class Scenario(OperatedCluster):
-    """One seeded run. Wait for operations, add and remove nodes, and bring the cluster to rest."""
+    """One seeded run: adds and removes nodes, waits for the operations, and brings the cluster to rest."""
 
     rest_ms = LIMIT_MS
     """Time limit for flushing and merging all files at the end."""
@@ -57,7 +57,7 @@ class Scenario(OperatedCluster):
             self.reader.start()
 
     def harass(self, names: list[str], operation: str) -> None:
-        """Cause faults at random times while the operation is open: of nodes, disks and the network."""
+        """Cause faults of nodes, disks and the network at random times while the operation is open."""
         rng = self.sim.rng
         for _ in range(rng.randint(1, 4)):
             self.sim.pause(rng.randint(10, 1500))
@@ -175,7 +175,7 @@ class Scenario(OperatedCluster):
         done: list[bool] = []
         for group, week in left:
             self.reader.read(group, week, done.append, retry=True)
-        self.until(lambda: len(done) == len(left), "every slot can be read")
+        self.until(lambda: len(done) == len(left), "every partition can be read")
 
     # --- the run -----------------------------------------------------------------------------------
 

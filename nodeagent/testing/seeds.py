@@ -1,4 +1,4 @@
-"""A seed of the simulator: some runs in each world, from a single log to a whole cluster."""
+"""A seed of the simulator: some runs in each of its worlds, from a single log to a whole cluster."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from nodeagent.testing import (
 )
 
 Runs = Mapping[str, tuple[Callable[[int], msgspec.Struct], int]]
-"""By name of a world: the function that runs one of its seeds, and the number of seeds."""
+"""By name of a world: the function that runs one of its seeds, and how many of them a simulator seed runs."""
 
 SMALL: Runs = {
     "log": (log_swarm.run, 1),
@@ -37,7 +37,7 @@ WORLDS: Runs = {name: runs[name] for runs in (SMALL, *WHOLE) for name in runs}
 
 
 def result_line(seed: int, world: str = "") -> str:
-    """Run a seed in each world; returns their reports and the duration as one line.
+    """Run a seed in each of its worlds; returns their reports and the duration as one line.
 
     Args:
         world: run only this world, if the seed includes it.

@@ -145,7 +145,7 @@ class GroupsShrinker(Shrinker[Script]):
     def __init__(self, seed: int, runs: int = RUNS_MAX) -> None:
         super().__init__(seed, runs)
         self.fails_again = self.attempt(self.best)
-        """Whether its written script fails the same way; otherwise the seed cannot be shrunk."""
+        """Whether the script of the seed's run fails the same way; otherwise the seed cannot be shrunk."""
 
     def first(self, seed: int) -> Ran[Script]:
         swarm = Swarm(seed)
@@ -183,7 +183,8 @@ def main(words: Sequence[str]) -> int:
     shrinker = GroupsShrinker(*map(int, words[:2]))
     if not shrinker.fails_again:
         print(
-            f"the seed's faults replayed from a script do not reproduce: {shrinker.best.why}", file=sys.stderr
+            f"replaying the seed's faults from a script does not reproduce the failure: {shrinker.best.why}",
+            file=sys.stderr,
         )
         return 1
     print(shrinker.shrink().to_text(), end="")

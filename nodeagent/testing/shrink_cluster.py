@@ -25,7 +25,7 @@ LINES = 12
 """Number of last events in a script."""
 
 LONGER = 2
-"""How many times the events of the seed's run a candidate may have."""
+"""Maximum number of events of a candidate, as a multiple of the number in the seed's run."""
 
 REPLICAS = 3
 """The fewest replicas with which every operation is possible."""
@@ -60,7 +60,7 @@ class ClusterShrinker(Shrinker[ClusterScript]):
 
         def check(machine: Machine, effects: Effects) -> None:
             if swarm.sim.events > self.events_max:
-                raise TimeoutError("the candidate runs for longer than the seed")
+                raise TimeoutError(f"the candidate has more than {LONGER} times the events of the seed's run")
 
         swarm.sim.checks.append(check)
         return _ran(swarm, candidate)
@@ -119,8 +119,9 @@ def _ran(swarm: ClusterSwarm, script: ClusterScript) -> Ran[ClusterScript]:
 
 
 def _steps(swarm: ClusterSwarm) -> tuple[str, ...]:
-    """The steps up to the failure. After a failure between two operations one more follows, because faults
-    begin before it is drawn: it is not reached, so it may be any operation that is always possible."""
+    """The steps up to the failure. If the run failed between two operations, a further step is appended, so
+    that the faults that begin before a step are injected again. The run fails before it begins that step, so
+    any operation that is always possible will do."""
     between = len(swarm.done) == len(swarm.steps) < swarm.wanted
     return (*swarm.steps, "restart_one") if between else tuple(swarm.steps)
 

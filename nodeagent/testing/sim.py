@@ -85,7 +85,7 @@ class Sim(Generic[M]):
         self.faults = Faults()
         self.nodes: dict[NodeId, M] = {}
         self.events = 0
-        """Deliveries, completed syncs and jobs, calls of clients, and faults. Timers do not count."""
+        """Deliveries, replies sent, completed syncs and jobs, and injected faults. Timers do not count."""
 
         self.trace = 0
         self.log: list[str] = []

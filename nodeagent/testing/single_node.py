@@ -18,7 +18,7 @@ from nodeagent.testing.parallel import run_command
 from nodeagent.testing.replay import timed
 
 KINDS = tuple(k for k in WHOLE_KINDS if k not in ("cut", "alone", "deposed", "transfer", "jump"))
-"""Faults that need only one node; no other node could detect that its clock is wrong."""
+"""Faults that need only one node. Without `jump`: no other node could detect that the clock is wrong."""
 
 
 class Alone(ClusterSwarm):

@@ -32,7 +32,7 @@ LAST = ("upgrade_all", "raise_level", "change_library", "change_library")
 
 class UpgradeSwarm(ClusterSwarm):
     rest_ms = 10 * LIMIT_MS
-    """Long, because each merge of a partition waits until all members have copied the output of the last."""
+    """Long, because each merge of a partition waits until all members have copied the previous output."""
 
     def __init__(self, seed: int) -> None:
         self.newest_build = PREVIOUS

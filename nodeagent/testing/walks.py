@@ -46,7 +46,7 @@ SLOW = 0.1
 HEAL_ROUNDS = 60
 
 HANDOVER_EVENTS_MAX = 2_000
-"""A walk with this many events does not end; the longest of a thousand walks had 432."""
+"""A walk with this many events counts as endless; the longest of a thousand walks had 432."""
 
 Event = str
 

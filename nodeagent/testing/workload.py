@@ -40,7 +40,7 @@ class WriteProfile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     """Number of timestamps of a device in a time partition."""
 
     fields: int = 1
-    """Number of columns that each table gains, one after the other."""
+    """Number of fields that each table may have: it begins with one and gains the others one by one."""
 
     writers: int = 2
     """Number of concurrent writers."""
@@ -55,7 +55,7 @@ def field_of(number: int) -> str:
 
 
 def schema_of(storage_group: str, fields: int = 1) -> TableSchema:
-    """The schema with `fields` fields, which is also its version."""
+    """The schema with `fields` fields; their number is also its version."""
     columns = (Column(field_of(i), "INT64", False) for i in range(fields))
     return TableSchema(storage_group, TABLE, fields, (Column("device", "STRING", True), *columns))
 

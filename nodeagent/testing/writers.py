@@ -186,7 +186,8 @@ class Writer:
             return
         assert isinstance(reply, ErrorReply), reply
         if reply.code == "session_expired":
-            # Opened after the seal, so none of its writes took effect; an older session moves with the slot.
+            # The session was opened after the slot was sealed, so none of its writes of the slot took effect.
+            # A session opened earlier moves with the slot.
             lost = op.session in self.history.lost_sessions
             assert lost or self.history.had_left(op.session.partition(":")[0], op.slot, op.opened), reply
             self._sessions = {g: s for g, s in self._sessions.items() if s[0] != op.session}
@@ -201,7 +202,7 @@ class Writer:
             "overloaded",
             "refused",
             "not_found",
-            "log_corrupt",  # only that member's log, as the client knows (`client.calls.GROUP_TRANSIENT`)
+            "log_corrupt",  # only of this member: the client asks others (`client.calls.GROUP_TRANSIENT`)
         ), reply
         self.view.learn(group, reply)
         self.sim.at(RETRY_MS, lambda: self._send(op))

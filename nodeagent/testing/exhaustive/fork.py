@@ -30,8 +30,8 @@ DROPPED = frozenset(
         "stirred",
     }
 )
-"""Fields that decide nothing in these worlds: deadlines, which events may let pass at any time, and values
-that are equal everywhere."""
+"""Fields that decide nothing in these worlds: deadlines, because an event may let one pass at any time, and
+values that are equal everywhere."""
 
 AGES = frozenset({"_contact_at", "doubted_at", "moved_at"})
 """Times in the past. A digest contains only which bounds their age exceeds."""

@@ -70,7 +70,8 @@ class Replica:
 
 @cache
 def _after(group: GroupId, slots: Ranges, origin: bytes, log: Log) -> DataState:
-    """The group's state after these commands, which follow `origin` if it is given; do not change it."""
+    """The group's state after these commands, which follow `origin` if it is given; callers must not change
+    the state, because it is cached."""
     state = initial(group, slots)
     if origin:
         saved = decode_checkpoint(origin)
@@ -132,7 +133,7 @@ def begun_operation(number: int, moves: Sequence[SlotMove], members: Sequence[Gr
 
 
 def members_of(op: Operation, change: GroupChange) -> tuple[NodeId, ...]:
-    """Members of the group without the operation's change in progress: before its end, no node has left."""
+    """Members of the group at the operation's stage: the new ones in DONE, the old ones before."""
     return change.after if op.stage is Stage.DONE else change.before
 
 
@@ -284,7 +285,9 @@ class MigrationState:
                     lacks = self._written_in(slot) - _numbers(self._coming(owner, node), slot)
                     assert not lacks, f"S9: {op.id} ended and {node} lacks rows of slot {slot} in {owner}"
                     back = self.deleted.get(slot, frozenset()) & _numbers(self._coming(owner, node), slot)
-                    assert not back, f"S8: {op.id} ended and {owner} has deleted rows of slot {slot}"
+                    assert not back, (
+                        f"S8: {op.id} ended and deleted rows of slot {slot} are back in {owner} on {node}"
+                    )
         for change in op.changes:
             config = self.configs[change.group]
             settled = sorted(config.voters) == sorted(members_of(op, change)) and not config.learners

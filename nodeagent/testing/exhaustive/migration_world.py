@@ -2,9 +2,9 @@
 
 A group is its committed log and config, and each replica's applied index. Any voter that has applied the
 whole log may act as leader, by any view of the operation that the meta group ever had. Progress reports
-arrive at any later time, any number of times. A row is a file that is in the manifest at once, and a delete
-covers all rows of its slot. A leader sends a state to a newcomer; a node that is no longer a member, by some
-view, drops its replica.
+arrive at any later time, any number of times. A row is a file that its write adds to the manifest, and a
+delete covers all rows of its slot. A leader sends a state to a newcomer; a node that is no longer a member,
+by some view, drops its replica.
 """
 
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ def _spoilt(pulled: Pulled) -> Pulled:
 
 
 def _pulled(state: DataState, slot: int) -> PulledSlot:
-    """What `host.sources` offers: without deletes that mask nothing, which only some members have
-    forgotten."""
+    """What `host.sources` offers: without deletes that mask nothing, because some members may have forgotten
+    them already."""
     files = state.files.manifest.of_slot(slot)
     deletes = state.files.tombstones.of(partition_of(slot), "t")
     return PulledSlot(slot, files, tuple(t for t in deletes if any(t.masks(f) for f in files)))

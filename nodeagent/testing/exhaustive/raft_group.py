@@ -92,7 +92,7 @@ class RaftGroupState:
         return [n for n, m in self.nodes.items() if m.raft.term and n not in named]
 
     def outsiders(self) -> list[NodeId]:
-        """Nodes that know the group and that no config names, from the last committed one on."""
+        """Nodes that know the group and that neither the last committed config nor a later one names."""
         rafts = [m.raft for m in self.nodes.values()]
         newest = max(rafts, key=lambda raft: raft.commit)
         commit, named = newest.commit, set(newest.log.config_at(newest.commit).members)
@@ -199,7 +199,9 @@ class RaftGroupState:
     def name(self) -> bytes:
         left = self.left
         beats = left.beats and (left.campaigns or left.lapses)
-        assert not beats, "digests do not contain when a leader checks its quorum"
+        assert not beats, (
+            "beats exclude campaigns and lapses: digests do not contain when a leader checks its quorum"
+        )
         nodes = b"".join([self.nodes[n].name for n in sorted(self.nodes)])
         rest = [self.net, list(counts_of(self.left).values()), sorted(self.fresh), self.safety.seen()]
         return digest([nodes, rest], 0, ())

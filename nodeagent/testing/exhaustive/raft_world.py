@@ -237,7 +237,7 @@ class RaftWorld(RaftGroupState):
         in_transit, self.net = self.net, ()
         term = self.nodes[node].raft.term
         while not self.nodes[node].leads or self.nodes[node].raft.term == term:
-            if not self._next([node, *voters]):  # a first attempt may only raise its term
+            if not self._next([node, *voters]):  # a first attempt may fail and only raise its term
                 self._campaign(node, *voters[: quorum - 1])
         self.net = tuple(sorted([*in_transit, *self.net]))
 

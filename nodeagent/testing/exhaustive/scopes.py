@@ -52,8 +52,8 @@ def _moving(bounds: MigrationBounds, *moves: tuple[GroupId, str, GroupId, str]) 
 
 
 def _comes_back(name: str, how: str) -> Scope:
-    """A scope in which b left and is a learner again with only the first entries; c lags behind all of
-    that."""
+    """A scope in which b left and is a learner again with only the first entries; c received neither of these
+    two changes."""
     configs = (
         Config(("a", "b", "c"), ("d",)),
         ABCD,

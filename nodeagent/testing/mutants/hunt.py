@@ -79,10 +79,10 @@ class Found(msgspec.Struct, frozen=True):
     """The first failure; "" if nothing failed."""
 
     seeds: int = 0
-    """Number of seeds until the failure."""
+    """The seed that failed; 0 if none did, or if the net runs no seeds."""
 
     world: str = ""
-    """World of the last seed."""
+    """World in which the seed failed."""
 
 
 def plant(mutant: Mutant, into: Path) -> Path:
@@ -191,7 +191,7 @@ def _by_tests(where: Path, room: str, file: str, timeout_s: float) -> Found:
     rooms = [f"tests/{name}" for name in ROOMS.get(room, (room,))]
     assert all((where / name).exists() for name in rooms), rooms  # a missing path would look like a found bug
     own = f"tests/{room}/test_{file.rpartition('/')[2]}"
-    first = [own] if (where / own).is_file() else []  # most bugs fail there
+    first = [own] if (where / own).is_file() else []  # these find most bugs
     # A separate base directory, because pytest deletes those of other runs in the shared one before it ends.
     options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={where / 'written'}", f"--timeout={TEST_S}"]
     code, out, err = run_in(where, ["-m", "pytest", *options, *first, *rooms], timeout_s)

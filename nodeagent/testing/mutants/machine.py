@@ -1,4 +1,4 @@
-"""Generated bugs: every place of these packages where an operator, condition, number or call can be replaced or
+"""Generated bugs: every place in the packages `ROOMS` where an operator, condition, number or call can be replaced or
 removed, and a sample of them by a fixed seed.
 
 Places without effect are left out: notes, docstrings, types, assertions, error messages and module constants.
