@@ -147,7 +147,7 @@ class FaultyCluster(RandomOps):
         return done
 
     def _maybe_burst(self, spoiled: SimNode) -> None:
-        """Inject more faults with probability 1/2, and restart all nodes that can run."""
+        """With probability 1/2, inject more faults and then restart all nodes that can run."""
         rng = self.sim.rng
         if rng.random() < 0.5:
             self.burst()

@@ -249,7 +249,7 @@ class FilesSwarm(FilesWorld):
         assert name not in node.storage.snapshots.ids(), f"L4: snapshot {name} was dropped and still exists"
 
     def _expire(self, node: Node) -> None:
-        """Expire the snapshots of either node that were not read since the last time."""
+        """Expire old snapshots of either node; those that were read since its last expiry must stay."""
         node = self.rng.choice([node, self._other(node)])
         self.now += self.rng.choice([TTL_MS // 2, 2 * TTL_MS])
         held, known = node.read_lately, node.snapshots

@@ -1,4 +1,4 @@
-"""Plant a bug in a copy of the package and look for it with one of three nets.
+"""Plant a bug in a copy of the package and look for it with each of three nets that covers the bug's package.
 
 - `seeds`: a number of seeds of the simulator (`testing.seeds`).
 - `scopes`: every order of a few events (`testing.exhaustive`).
