@@ -68,5 +68,5 @@ class Renewal:
                     self._reason = error.what
                     return
                 continue  # the next renewal may still be in time
-            # This holds after a late renewal, too: the cluster renews only for the current holder.
+            # A late renewal counts, too: the cluster renews only for the current holder.
             self._held_until = began + self._ttl_s

@@ -1,8 +1,8 @@
 """Execute a plan: begin its steps as operations in the meta group, one change at a time.
 
-The executed plan is the plan that was shown: each step carries its slots and ring position, and the plan the
-table version it was made for. Once the meta group has recorded an operation, the agents complete it; waiting
-here only observes it.
+The executed plan is the plan that was shown: each step carries its slots and ring position, and the plan
+carries the table version for which it was made. Once the meta group has recorded an operation, the agents
+complete it; waiting here only observes it.
 """
 
 from collections.abc import Callable, Mapping
@@ -241,7 +241,7 @@ def _begin(
 
 
 def _check_idle(cluster: Cluster) -> None:
-    """Raise `BusyProblem` if another change is open, before an unneeded node is started."""
+    """Raise `BusyProblem` if another change is open, so that no new node is started without need."""
     for operation in open_operations(cluster.meta(strong=True)):
         waits = blocked_on(operation)
         raise BusyProblem(

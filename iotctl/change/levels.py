@@ -68,7 +68,7 @@ def await_level(
         if clock() >= deadline:
             raise Partly(
                 f"the feature level is {level}, but {', '.join(behind)} did not apply it within {WAIT_S} s",
-                why="do not install another release on these nodes until they have",
+                why="do not install another release on these nodes until they have applied it",
                 next="iotctl cluster finalize-upgrade",
             )
         sleep(POLL_S)

@@ -38,7 +38,7 @@ class Asks(Protocol):
 
 class HeldLock:
     """The lock, held and renewed from `__enter__` to `__exit__`. If the process is killed, the lock stays
-    held for another `TTL_MS`, or until `iotctl ops unlock`."""
+    held for up to `TTL_MS`, or until `iotctl ops unlock`."""
 
     def __init__(self, cluster: Asks, what: str, by: str, now_ms: int) -> None:
         self._cluster = cluster

@@ -22,8 +22,8 @@ ASK_S = 2.0
 POLL_S = 0.1
 
 Probe = Callable[[NodeEntry, float], NodeStatus | NodeAgentError]
-"""Asks a node at its own address, which the cluster need not know yet, until it answers or the given number
-of seconds has passed; then returns the last error. 0 asks once."""
+"""Asks a node at its own address, which the cluster need not know yet, until it answers; returns the last
+error if the given number of seconds passes first. 0 asks once."""
 
 
 class Provisioner(ABC):

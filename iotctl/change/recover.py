@@ -40,7 +40,7 @@ class Survivor(msgspec.Struct, frozen=True):
 
 class LostGroup(msgspec.Struct, frozen=True):
     """A group that lost its majority. `head` is the recovery leader, whose log the group continues with:
-    acknowledged entries after its last entry, which only the lost members held, are lost. Without survivors
+    acknowledged entries after the end of that log were only on lost members and are lost. Without survivors
     `head` is ""."""
 
     group: str
@@ -55,7 +55,8 @@ class LostGroup(msgspec.Struct, frozen=True):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """`groups` continue with their survivors; `gone` have no member left. `done`: it was carried out."""
+    """`groups` continue with their survivors; `gone` have no member left. `done`: the recovery was recorded
+    and every group in `groups` has a leader."""
 
     as_of_ms: int
     nodes: list[str]
@@ -135,7 +136,7 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
             raise RefusedProblem(
                 f"{node} did not report its log of group {record.group}; nothing was changed",
                 why="the member with the newest entries must become the recovery leader",
-                next=f"start the agent of {node}, or name it too if it is permanently lost",
+                next=f"start the agent of {node}, or name {node} too if it is permanently lost",
             )
         if replicas[node].state == "damaged":
             raise RefusedProblem(

@@ -34,7 +34,7 @@ def apply(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Execute a plan; without PLAN, plan from cluster.yaml and ask first. A second run changes nothing."""
+    """Ask, then execute a plan. Without PLAN, it is made from cluster.yaml. A second run changes nothing."""
     from iotctl.change.convergence import spec_plan
     from iotctl.cli.changes import execute_plan
 
@@ -52,7 +52,7 @@ def apply(
     if file is not None and (ended := _ended(session, plan)) is not None:
         if ended and dry_run:
             nodes = ", ".join(str(operation.leaving) for operation in ended)
-            said = f"{nodes} left the cluster; next, their agents are stopped"
+            said = f"{nodes} left the cluster; would stop their agents and remove them from cluster.yaml"
             session.output.emit("plan", plan, lambda: [said])
             return 0
         _finish(session, ended)

@@ -71,7 +71,7 @@ class ChangeOptions:
 
 @dataclass(frozen=True)
 class NodeChangeOptions(ChangeOptions):
-    """Those of a command that changes named nodes."""
+    """The options of a command that changes named nodes."""
 
     no_write_spec: NoWriteSpec = False
     dry_run: DryRun = False

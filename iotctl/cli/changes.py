@@ -144,8 +144,8 @@ def _fence_dead(
 ) -> bool:
     """Check that the dead `node` does not answer, and let every open operation continue without it.
 
-    Returns whether nothing is left to do: an open operation already removed the node (and, with `by`, put the
-    node `by` in its place).
+    Returns whether nothing is left to do: an operation that was open has removed the node (and, with `by`,
+    put the node `by` in its place).
 
     Raises:
         RefusedProblem: the node answers, or it left the cluster and `by` is not in its place.

@@ -124,7 +124,7 @@ def route(
 ) -> None:
     """Show where rows are: their slots, groups, members and files.
 
-    With --tag, only the slot of the device that has these tags and no others.
+    With --tag, show only the slot of the device that has exactly these tags.
     """
     from iotctl.cli import views
     from iotctl.observe.route import route_of

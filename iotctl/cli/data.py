@@ -98,7 +98,7 @@ def export(
 
     The command asks before it replaces an existing file that is not empty.
 
-    A spreadsheet may interpret text in a CSV file as a formula if it begins with =, +, - or @.
+    A spreadsheet may interpret text in a CSV file as a formula if the text begins with =, +, - or @.
     """
     from iotctl.rows.export import export_table, shape_of, size_of, write_rows
     from iotctl.rows.selection import Age, rows_of

@@ -111,7 +111,8 @@ def upgrade(
     session = session_of(ctx)
     if session.fleet is not None:
         session.output.note(
-            "a local fleet runs the code of this installation; for agents that run: iotctl cluster restart"
+            "a local fleet runs the code of this installation; to apply it to running agents:"
+            " iotctl cluster restart"
         )
         emit_rolled(session, undrain_leftovers(session, "cluster upgrade"))
         return 0
@@ -125,7 +126,7 @@ def upgrade(
                 session.output.note(line)
             return 0
         if not behind and not todo.plan.has_changes:
-            session.output.note(f"every node runs {todo.plan.version} with its settings")
+            session.output.note(f"every node runs {todo.plan.version} with the settings of cluster.yaml")
             emit_rolled(session, undrain_leftovers(session, "cluster upgrade"))
             return 0
         _show_plan(session, todo.plan)
@@ -178,8 +179,8 @@ def _looked_again(
 ) -> Deployment:
     """Plan again under the lock: another program may have changed the machines since the plan was shown.
 
-    An agent that stopped or started since then does not count as a difference, because a broken one does so
-    repeatedly.
+    An agent that stopped or started since then does not count as a difference, because a broken agent stops
+    and starts repeatedly.
 
     Raises:
         RefusedProblem: a machine differs from the plan that was shown.

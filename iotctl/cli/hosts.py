@@ -59,7 +59,7 @@ def trust(
             if not accepted:
                 raise
             raise Partly(
-                f"{accepted} keys of jump hosts were accepted and stored; then: {error.what}",
+                f"{accepted} keys were accepted and stored; then: {error.what}",
                 why=error.why,
                 next=error.next or "iotctl cluster trust",
             ) from None

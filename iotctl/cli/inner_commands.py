@@ -72,7 +72,7 @@ def global_words(session: Session) -> list[str]:
 
 
 def absolute_words(session: Session) -> list[str]:
-    """The same options, valid in every directory and environment."""
+    """As `global_words`, with absolute paths, and with the cluster even if the operator did not name it."""
     from iotctl.errors import IotctlError
 
     words = []

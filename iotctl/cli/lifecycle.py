@@ -124,7 +124,7 @@ def stop(
         agents = agents_of(session.source, machines)
         with session.locked(f"cluster stop {' '.join(names)}"):
             if not whole:
-                _check_may_stop(session, names)  # another program may have stopped others since
+                _check_may_stop(session, names)  # another program may have stopped other nodes
                 ended = agents.stop(names)
         if whole:  # a stopped cluster cannot release the lock: it is enough that the lock was free
             ended = agents.stop(names)
@@ -133,7 +133,7 @@ def stop(
 
 
 def _check_may_stop(session: Session, names: list[str]) -> None:
-    """Raises `RefusedProblem`: a group would lose its quorum without them."""
+    """Raises `RefusedProblem` if a group would lose its quorum without the nodes `names`."""
     from iotctl.errors import RefusedProblem
     from iotctl.observe.stopping import ok_to_stop
 

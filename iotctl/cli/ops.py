@@ -105,7 +105,7 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
 def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
     """Resume a paused or waiting operation, then watch it. It is safe to repeat this command.
 
-    If an operation is paused and also waits, this only ends the pause; the last line names what it waits for.
+    If an operation is paused and also waits, this ends only the pause; the last line names the next command.
     """
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import control, pick

@@ -188,7 +188,10 @@ def _why_empty(plan: Plan) -> str:
         return "nothing to move: the slots are even"
     if ratio is None or ratio <= EVEN:
         return f"nothing to move: no group has more than {EVEN} times the mean"
-    return f"nothing to move: whole slots allow no ratio below {ratio:.2f} times the mean; see the hot slots"
+    return (
+        f"nothing to move: whole slots allow at best {ratio:.2f} times the mean for the most loaded group;"
+        " see the hot slots"
+    )
 
 
 @app.command("show")

@@ -126,7 +126,7 @@ def run(
             )
         if session.lock is not None:
             session.lock.outcome = f"changed {report.changed}, failed {report.failed}"
-        # Before the lock is released: a failure there must not suppress the report.
+        # Before the lock is released: a failure to release it must not suppress the report.
         return _reported(session, file, report, files, "playbook-run", fail_on_change=fail_on_change)
 
 

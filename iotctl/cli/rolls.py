@@ -32,7 +32,7 @@ OlderThan = Annotated[
         "--older-than",
         metavar="1h",
         parser=Duration,
-        help="Include only agents that have run longer than this.",
+        help="Include only agents that have run longer than this or do not answer.",
     ),
 ]
 

@@ -114,4 +114,4 @@ def note_age(session: Session, read: str, age: Age) -> None:
     if age.ms is None:
         session.output.warn(f"read {read}: no leader confirmed how old these rows are")
     else:
-        session.output.note(f"read {read}: rows of the last {span_text(age.ms / 1000)} may be missing")
+        session.output.note(f"read {read}: writes of the last {span_text(age.ms / 1000)} may be missing")

@@ -60,7 +60,7 @@ def _time(value: object) -> str:
 
 
 def _plain(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """Rows of values that JSON can hold: dates and timestamps as text, bytes as hex."""
+    """Rows with bytes as hex; msgspec itself encodes dates and timestamps as text."""
     return [{k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()} for row in rows.to_pylist()]
 
 

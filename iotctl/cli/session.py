@@ -190,8 +190,8 @@ class Session:
         raw = getattr(self.out, "buffer", None)
         if raw is None or self.out.isatty():
             raise RefusedProblem(
-                "refusing to write binary data to a terminal",
-                next="redirect the output: > FILE, or name one with --to",
+                "refusing to write bytes to standard output: it is a terminal or accepts only text",
+                next="redirect the output: > FILE, or name a file with --to",
             )
         self.out.flush()
         return cast("BinaryIO", raw)
@@ -214,13 +214,15 @@ class Session:
         """Ask for a yes; `--yes` answers it.
 
         Raises:
-            RefusedProblem: declined, or no terminal to ask on.
+            RefusedProblem: declined, or there is no terminal to ask on, or `--no-input` is given.
         """
         if yes:
             return
         if not self.can_ask:
             raise RefusedProblem(
-                f"not confirmed: {question}", why="no terminal to ask on", next="repeat with --yes"
+                f"not confirmed: {question}",
+                why="--no-input is given, or there is no terminal to ask on",
+                next="repeat with --yes",
             )
         self._ask(f"{question} [y/N] ")
         if self.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -236,7 +238,7 @@ class Session:
         """Ask for the cluster's name; `--yes` does not answer it.
 
         Raises:
-            RefusedProblem: another name, or no terminal to ask on.
+            RefusedProblem: another name, or there is no terminal to ask on, or `--no-input` is given.
         """
         if given is None and self.can_ask:
             self._ask(f"{question}\nType the cluster's name ({name}) to continue: ")

@@ -35,7 +35,7 @@ class Branch(NamedTuple):
 
 COMMANDS = (
     Branch("demo", "demo", "Start a fleet, load sensor data, add and remove nodes under load."),
-    Branch("apply", "apply", "Execute a plan; without PLAN, plan from cluster.yaml and ask first."),
+    Branch("apply", "apply", "Ask, then execute a plan."),
     Branch("migrate", "migrate", "Copy the data of an open change with Spark; with --verify, compare it."),
     Branch("verify", "migrate", "Compare all replicas."),
     Branch("completion", "completion", "Print the completion script for a shell."),
@@ -65,7 +65,7 @@ def whole(callback: Callback) -> typer.Typer:
 
 
 def needed(callback: Callback, words: Sequence[str]) -> typer.Typer:
-    """Only the command that the words begin with; the first level with its help, if they begin with none.
+    """Only the command that `words` begin with; if they begin with no command, the first level with its help.
 
     Args:
         words: of a command line, without its global options.
@@ -110,7 +110,7 @@ def _load(module: str) -> ModuleType:
 
 
 def _part(group: typer.Typer, words: Sequence[str]) -> typer.Typer:
-    """The group with only the command that the words begin with; the whole group, if they begin with none."""
+    """The group with only the command that `words` begin with; if they begin with no command, all of it."""
     groups = [g for g in group.registered_groups if words and g.name == words[0]]
     commands = [c for c in group.registered_commands if words and _name_of(c) == words[0]]
     if not (groups or commands):

@@ -285,7 +285,7 @@ def recover_tables(r: Recovery) -> list[Table | str]:
             )
         )
         parts.append(
-            "lost: writes that only the lost nodes acknowledged, after that last entry; the amount is unknown"
+            "lost: writes after the last entry shown, which only the lost nodes held; the amount is unknown"
         )
     if r.gone:
         ranges = [(g.group, " ".join(g.lost), " ".join(f"{a}-{b - 1}" for a, b in g.slots)) for g in r.gone]

@@ -95,7 +95,7 @@ def watch_operation(session: Session, operation: str) -> None:
 def watch_healthy(
     session: Session, *, timeout_s: float | None = None, fleet: LocalFleet | None = None
 ) -> ClusterStatus:
-    """Wait until no problem is an error, for `--timeout` or else `timeout_s`.
+    """Wait until no problem is an error, at most for `--timeout`, or for `timeout_s` without it.
 
     Args:
         fleet: its agents must keep running.

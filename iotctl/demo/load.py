@@ -37,7 +37,8 @@ class Seen:
 
 
 class Load:
-    """Runs until `stop`. It writes to `places`: (storage group, time) pairs, each in its own slot.
+    """Runs until `stop`. It writes to `places`: (storage group, time) pairs, each in its own time
+    partition.
 
     The writer pauses for `pause_s` after each row.
     """

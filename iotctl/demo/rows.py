@@ -29,7 +29,7 @@ from nodeagent.table.checksum import checksum
 WEATHER_GROUP, WEATHER_TABLE = "root.weather", "weather"
 FLEET = Fleet(storage_groups=44, weeks=52)
 PLACES = 60
-"""How many slots the writer writes to, in turn."""
+"""How many time partitions the writer writes to, in turn."""
 
 Fingerprint = dict[tuple[str, ...], tuple[int, int, int]]
 """(storage group, tag) -> count and two sums over every value."""
@@ -99,7 +99,7 @@ class DemoRows:
         return out
 
     def places(self) -> dict[tuple[str, int], str]:
-        """Where the writer writes: (storage group, time) -> group owner, spread over all groups."""
+        """Where the writer writes: (storage group, time) -> group owner, spread over all storage groups."""
         meta = self._fleet.cluster.meta()
         table = table_of(meta)
         out: dict[tuple[str, int], str] = {}
@@ -112,7 +112,7 @@ class DemoRows:
         return out
 
     def check(self, seen: Seen) -> None:
-        """Check every row that the writer had acknowledged."""
+        """Check that the cluster still has every acknowledged row of the writer."""
         for why in seen.missing[:3]:
             self._log.fail(f"a strong read missed an acknowledged row: {why}")
         for (group, at), value in seen.acked.items():

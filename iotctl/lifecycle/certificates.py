@@ -39,7 +39,7 @@ class CertificateRow(msgspec.Struct, frozen=True):
 class Certificates(msgspec.Struct, frozen=True):
     """The authority's certificate first, then the operator's, then those of the nodes.
 
-    `changed`: how many were renewed, or are due in a dry run.
+    `changed`: how many were created or renewed, or are due in a dry run.
     """
 
     certificates: list[CertificateRow]
@@ -93,7 +93,7 @@ def initialise(
 def lacking(
     source: ClusterSource, machines: Machines, env: Mapping[str, str], now_ms: int, done: OnDone
 ) -> list[str]:
-    """Which of `AUTHORITY` and `OPERATOR` `initialise` has to create; raises the same errors."""
+    """Those of `AUTHORITY` and `OPERATOR` that `initialise` has to create; raises the same errors."""
     if not credentials.has_authority(source, env):
         answers = machines.each(list(source.file.nodes), lambda n, h: look(source, n, h), done)
         credentials.authority_of(source, env, all_or_raise(answers, "no authority was created"))

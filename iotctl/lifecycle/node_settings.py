@@ -80,7 +80,7 @@ def check_layout(source: ClusterSource) -> None:
     ring = initial_ring([n.name for n in nodes], [n.weight for n in nodes])
     for _, _, why in layout_violations(ring, source.zones, source.file.cluster.replicas):
         raise RefusedProblem(
-            f"no ring of these nodes satisfies cluster.yaml: {why}; nothing was changed",
+            f"found no ring of these nodes that respects zones and weights: {why}; nothing was changed",
             next=f"correct the zones, weights or order in {source.path}, or add --accept-layout",
         )
 
@@ -181,7 +181,7 @@ def _check_same(source: ClusterSource, node: str, settings: dict[str, Any]) -> N
             where=node,
         )
     differ = [
-        f"{k} is {getattr(present, k)}, not {getattr(wanted, k)}"
+        f"{k} is {getattr(present, k)} in the cluster, {getattr(wanted, k)} in the file"
         for k in ClusterSettings.__struct_fields__
         if getattr(present, k) != getattr(wanted, k)
     ]

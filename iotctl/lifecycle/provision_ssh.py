@@ -1,4 +1,4 @@
-"""Starts new nodes and stops removed nodes over SSH. Separate from `provision`: its imports are slow."""
+"""Starts new nodes and stops removed nodes over SSH. Separate from `change.provision`: SSH loads slowly."""
 
 import contextlib
 import time
@@ -50,7 +50,7 @@ class SshProvisioner(Provisioner):
             raise InputProblem(
                 f"the address of {step.node} is unknown; nothing was changed",
                 why=f"{self._source.path} does not list {step.node}",
-                next=f"add it to {self._source.path.name}, or give --host",
+                next=f"add {step.node} to {self._source.path.name}, or give --host",
             )
         return NodeEntry(
             name=step.node,
@@ -101,7 +101,10 @@ class SshProvisioner(Provisioner):
             agent.remove()
             aside = archive(host, agent.home)
         except IotctlError as error:  # the node is removed from the cluster already
-            return f"{name} was removed, but its agent was not stopped: {error.what}; the cluster ignores it"
+            return (
+                f"{name} was removed, but its agent was not stopped: {error.what};"
+                " the cluster ignores the agent"
+            )
         return f"{name}: its agent has stopped, its files are in {aside}" if aside else ""
 
     def log_tail(self, entry: NodeEntry) -> str:

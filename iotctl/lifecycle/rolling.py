@@ -39,8 +39,9 @@ OnStep = Callable[[str, int, int, str], None]
 
 
 class RestartReport(msgspec.Struct, frozen=True):
-    """`order`: the batches of nodes that were down together. `draining`: the nodes that were draining before
-    and still are. `undrained`: the nodes that an earlier restart, which was killed, had left draining."""
+    """`order`: the batches of nodes that were down together. `draining`: the restarted nodes that were
+    draining before and still are. `undrained`: the nodes that an earlier restart, which was killed, had left
+    draining."""
 
     restarted: list[str]
     order: list[list[str]]
@@ -87,8 +88,8 @@ def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int) -> list[
 
 
 def left_draining(cluster: Cluster) -> list[str]:
-    """Nodes that drain only because of a rolling restart. If the caller holds the lock, no restart runs, so
-    that restart was killed."""
+    """Nodes that drain only because of a rolling restart. If the caller holds the lock, no restart is
+    running: the restart that drained them was killed."""
     view = cluster.meta(strong=True)
     if view.level >= Feature.REASONS:
         return [n.node for n in view.nodes if n.for_restart]
@@ -233,8 +234,8 @@ class _Roll:
     def _gate(self, left: Sequence[str]) -> list[str]:
         """At most `at_once` of `left` that may stop together; waits until there is at least one.
 
-        `may_stop` ignores a group that has no quorum now, such as a group without a leader. It may be about
-        to recover, so no node stops until every group keeps its quorum.
+        `may_stop` ignores a group that has no quorum now, such as a group without a leader. Such a group
+        may be about to recover, so no node stops until every group keeps its quorum.
         """
         deadline = self._timing.clock() + self._request.gate_s
         while True:
@@ -276,8 +277,8 @@ def _next(facts: Facts, left: Sequence[str], at_once: int) -> list[str]:
 def _check_alone(cluster: Cluster, ours: Collection[str]) -> None:
     """Raises `BusyProblem` if another command drains a node too and may be about to stop it.
 
-    Every rolling restart records its drains before it looks for others, so of two, at least one sees the
-    other.
+    Every rolling restart records its drains before it looks for other drains, so of two restarts, at least
+    one sees the other.
     """
     others = [n.node for n in cluster.meta(strong=True).nodes if n.draining and n.node not in ours]
     if others:
@@ -316,8 +317,8 @@ def _let_lead(cluster: Cluster, node: str, by: str, lock: int) -> int:
 
 
 def _undrain(cluster: Cluster, nodes: Sequence[str], by: str, lock: int) -> list[str]:
-    """Undrain the nodes; returns those for which this could not be recorded: all if the lock was lost, since
-    another command may need them to drain by now."""
+    """Undrain the nodes; returns those for which the meta group did not record this: all if the lock was
+    lost, because another command may then need these nodes to drain."""
     still = []
     for node in nodes:
         try:

@@ -122,7 +122,7 @@ def zoned(directory: Path, *names: str, more: str = "") -> ClusterSource:
     ("old", "new", "said"),
     [
         ("name: plant", "name: other", "belongs to cluster 'other'"),
-        ("slots: 500", "slots: 600", "slots is 600, not 500"),
+        ("slots: 500", "slots: 600", "slots is 600 in the cluster, 500 in the file"),
         ("node: a", "node: z", "belongs to z"),
         ("seeds:", "sedes:", "cannot be read"),
         ("join:", "join: {", "cannot be read"),

@@ -132,9 +132,9 @@ def test_a_node_ahead_of_the_operator_decides_what_expires(place: Path, cluster:
     ("read", "ages", "age_ms", "said"),
     [
         ("strong", (), 0, ""),
-        ("weak", (200, 4_000, 30), 4_000, "read weak: rows of the last 4 s may be missing"),
-        ("bounded", (0, 700), 700, "read bounded: rows of the last 700 ms may be missing"),
-        ("mid", (0, 700), 700, "read mid: rows of the last 700 ms may be missing"),
+        ("weak", (200, 4_000, 30), 4_000, "read weak: writes of the last 4 s may be missing"),
+        ("bounded", (0, 700), 700, "read bounded: writes of the last 700 ms may be missing"),
+        ("mid", (0, 700), 700, "read mid: writes of the last 700 ms may be missing"),
         ("weak", (5_000, -1, 9_000), None, "warning: read weak: no leader confirmed how old these rows are"),
     ],
 )
