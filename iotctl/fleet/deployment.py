@@ -144,7 +144,7 @@ for mark in $(ls -dt -- */.nodes); do
     for file in "$mark"/*; do
         [ -e "$file" ] || continue
         home=$(cat "$file")
-        # It may be deleted, on an unmounted disk, or another user's: without access we cannot know.
+        # The directory may be deleted, on an unmounted disk, or another user's: we cannot read its link then.
         if [ ! -x "$home" ] || [ "$home/app" -ef "$version" ]; then continue 2; fi
     done
     for process in /proc/[0-9]*; do
@@ -166,8 +166,8 @@ class Found(msgspec.Struct, frozen=True):
 
     `user`: our user there; `sudo`: works without a password. `files`: content by name. `ready`, `makeable`:
     directories that can be written, or created without root. `running`: the first word of the agent's command
-    line, "" if it is down. `supervised`: our supervisor runs. `kept`: archived files of removed nodes.
-    `unreadable`: path and owner of files that we may not read; the other fields are then incomplete.
+    line, "" if it is down. `supervised`: our supervisor runs. `kept`: directories with files of removed
+    nodes. `unreadable`: path and owner of files that we may not read; the other fields are then incomplete.
     """
 
     user: str
@@ -304,7 +304,8 @@ def install(host: Host, wanted: Wanted, python: str, wheels: bytes) -> None:
 
 
 def configure(service: Service, wanted: Wanted, made: Sequence[Change]) -> None:
-    """Write the files, the link and the unit; `node.yaml` last, since a directory without it is not a node.
+    """Write the files, then the link, then the unit. Of the files, `node.yaml` comes last, since a directory
+    without it is not a node.
 
     Raises:
         Unreachable: the machine could not write them.
@@ -319,7 +320,8 @@ def configure(service: Service, wanted: Wanted, made: Sequence[Change]) -> None:
 
 
 def prune(host: Host, install_dir: str, current: str) -> list[str]:
-    """Delete the versions that no directory is linked to and no process runs, except the last one linked.
+    """Delete the versions that no directory is linked to and no process runs, except the one of them that was
+    linked last.
 
     Returns: the deleted versions.
 

@@ -183,7 +183,7 @@ def _clock(answer: Answer, host: Host) -> tuple[float | None, float]:
             before = time.time()
             ran = host.run(["date", "+clock=%s.%N"])
             after = time.time()
-            # A login shell may have printed something before it.
+            # A login shell may have printed something before the time.
             found = _offset(ran.out.decode(errors="replace").rpartition("clock=")[2], before, after)
             looks += [found] if found else []
     error, offset = min(looks)

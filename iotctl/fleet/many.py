@@ -35,5 +35,5 @@ def each(
             done(count)
         return found
     finally:
-        # After an error or Ctrl-C, waiting items do not start, and running items end with their connection.
+        # After an error or Ctrl-C, waiting items do not start; running items end when their connection does.
         pool.shutdown(wait=False, cancel_futures=True)

@@ -66,7 +66,7 @@ def archive(host: Host, home: str) -> str:
 
 
 def clear(host: Host, home: str, cluster: str) -> str:
-    """Delete the node in `home`, and the files archived there of removed nodes of `cluster`.
+    """Delete the node in `home`, and the archives there that hold files of removed nodes of `cluster`.
 
     Returns: the names of other files, which stay in `home`.
 

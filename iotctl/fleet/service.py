@@ -156,7 +156,7 @@ class Running(msgspec.Struct, frozen=True):
 
 def question(home: str) -> Question:
     """The question of whether the agent of the node in `home` runs. Its script reads the command lines of all
-    processes, so it is asked once."""
+    processes, so the question is asked only once."""
     return Question(_LOOK, (home,))
 
 

@@ -77,7 +77,7 @@ def route_of(target: Target, env: Mapping[str, str]) -> Route:
     _check_names(target.name, target.host, target.user, target.jump)
     if target.key and not Path(target.key).is_file():
         raise InputProblem(
-            f"{target.name}: the SSH key {target.key} does not exist",
+            f"{target.name}: the SSH key {target.key} is not a file",
             next="correct `ssh: {key: …}` in cluster.yaml",
             where=target.name,
         )

@@ -15,7 +15,7 @@ def lost(name: str, error: Exception) -> Unreachable:
     return Unreachable(
         f"{name}: the SSH connection was lost",
         why=f"{error or type(error).__name__}; the command may have run",
-        next="repeat the command: what is already done is not changed again",
+        next="repeat the command: steps that are already done change nothing",
         where=name,
     )
 
@@ -60,6 +60,6 @@ def refused_login(name: str, route: Route, error: AuthFailure) -> Unreachable:
     return Unreachable(
         f"{name}: {route} refuses the login",
         why=why,
-        next="add your key to the agent (ssh-add), or name it: `ssh: {key: …}` in cluster.yaml",
+        next="add your key to the SSH agent (ssh-add), or name its file: `ssh: {key: …}` in cluster.yaml",
         where=name,
     )

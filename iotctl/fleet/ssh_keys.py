@@ -23,7 +23,7 @@ class ChangedKey(Exception):
 
 
 class Check(paramiko.MissingHostKeyPolicy):
-    """Called for every key that does not match a known key of its type; always raises."""
+    """Called for a host without a usable known key (none is known, or all are revoked); always raises."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -59,7 +59,7 @@ class Keys(AuthStrategy):
 
     def _load(self, file: str) -> paramiko.PKey | None:
         if not Path(file).is_file():
-            return None  # a default name
+            return None  # one of the default names, without a file
         try:
             return paramiko.PKey.from_path(file)
         except (paramiko.SSHException, OSError, ValueError, TypeError):

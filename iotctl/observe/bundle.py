@@ -117,7 +117,8 @@ def default_name(source: ClusterSource, now_ms: int) -> str:
 
 
 def redact(text: str) -> str:
-    """`cluster.yaml` without possible secrets: values of keys with such names, PEM blocks, users in URLs."""
+    """`cluster.yaml` without possible secrets: values of keys named like secrets, PEM blocks, users
+    in URLs."""
     text = _URL.sub(f"{REDACTED}@", _PEM.sub(REDACTED, text))
     lines: list[str] = []
     inside: int | None = None

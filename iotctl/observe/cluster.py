@@ -137,7 +137,7 @@ def cluster_spec(
                 raise Unreachable(
                     "no operator certificate",
                     why=f"{path} does not exist",
-                    next="name the directory that holds ca.pem, node.pem and node.key with --identity",
+                    next="use --identity to name the directory that holds ca.pem, node.pem and node.key",
                 )
         return ClusterSpec(endpoints, files, timeout_s)
     pem = pem_of(env)

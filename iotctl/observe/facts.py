@@ -36,7 +36,7 @@ POLL_S = 0.1
 
 
 def spec_hash(source: ClusterSource) -> str:
-    """Identifies the text of `cluster.yaml`, comments included: a saved plan is refused once it changes."""
+    """Identifies the text of `cluster.yaml`, comments included: if it changes, saved plans are refused."""
     return hashlib.sha256(source.text.encode()).hexdigest()[:32]
 
 
@@ -172,7 +172,7 @@ def _close(cluster: Cluster, facts: Facts, group: GroupRecord) -> int:
             try:
                 reply = cluster.call(status.node, CloseAll(group.group))
             except NodeAgentError:
-                continue  # the plan then uses the existing files; a change is refused elsewhere
+                continue  # the existing files then count; `check_quorums` refuses a group without a majority
             assert isinstance(reply, Accepted)
             return reply.index
     return 0

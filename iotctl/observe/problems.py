@@ -94,7 +94,7 @@ def _release_problem(node: NodeRow, facts: Facts) -> list[Problem]:
 
 
 def _clock_problems(facts: Facts) -> list[Problem]:
-    """Clocks that the leaders of their groups report as wrong, each listed once."""
+    """Nodes whose clock is wrong according to the leaders of their groups, each node listed once."""
     ahead: dict[str, int] = {}
     for status in facts.statuses.values():
         ahead |= status.clock_skew_ms

@@ -16,7 +16,7 @@ from nodeagent.partition.hash import shard_of, slot_of, time_partition, time_spa
 
 
 class RoutedFile(msgspec.Struct, frozen=True):
-    """A file of one replica; `rows` counts rows that a later file or a delete may hide."""
+    """A file of one replica; `rows` includes rows that a later file or a delete hides."""
 
     name: str
     table: str
@@ -63,7 +63,7 @@ def route_of(
 
     Args:
         table: only rows of this table; None for all tables of the storage group that have the tags.
-        tags: a tag of a table that is not among them is null.
+        tags: values by tag; if some are given, the other tags of a table are null.
 
     Raises:
         RefusedProblem: there is no such storage group.
@@ -99,7 +99,7 @@ def _tables(view: MetaView, group: str, table: str | None, tags: Mapping[str, st
 
 
 def _shards(schemas: Sequence[TableSchema], tags: Mapping[str, str], shards: int) -> dict[int, list[str]]:
-    """Shard -> tables, ascending; without tags every shard has rows of every table."""
+    """Shard -> tables, ascending; without tags every shard may have rows of every table."""
     if not tags:
         return {shard: sorted(s.table for s in schemas) for shard in range(shards)}
     found: dict[int, list[str]] = {}

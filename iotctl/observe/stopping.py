@@ -36,7 +36,7 @@ class GroupAtRisk(msgspec.Struct, frozen=True):
 
 
 class OkToStop(msgspec.Struct, frozen=True):
-    """`may_stop` is a largest subset of `nodes` that may stop simultaneously."""
+    """`may_stop`: a subset of `nodes` that may stop simultaneously; for up to 16 nodes, a largest one."""
 
     as_of_ms: int
     nodes: list[str]
@@ -130,7 +130,8 @@ def _unfit(
 
 
 def largest(groups: Iterable[_Group], nodes: Sequence[str]) -> list[str]:
-    """A largest subset of `nodes` that can stop without a group losing the quorum it has now."""
+    """A subset of `nodes` that can stop without a group losing the quorum it has now; for up to
+    `EXACT_NODES_MAX` nodes, a largest subset."""
     alive = [g for g in groups if g.keeps_quorum(())]
     touched = {n: [g for g in alive if n in g.fit] for n in nodes}
 

@@ -57,8 +57,8 @@ def part_rows(cluster: Cluster, part: ClusterPart, schema: TableSchema, wanted: 
     them first if they matter.
 
     Raises:
-        Unavailable: no holder delivered some slots: each did not answer, lacks a file or has it with another
-            hash.
+        Unavailable: some slots were delivered by no holder: each holder did not answer, lacks a file or has
+            it with another hash.
         FileCorrupt: bytes with the recorded hash are not a TsFile.
     """
     left = set(ranges.to_slots(part.slots))
@@ -76,7 +76,9 @@ def part_rows(cluster: Cluster, part: ClusterPart, schema: TableSchema, wanted: 
             yield from _slot_rows(pulled, files, schema, wanted)
             left.discard(pulled.slot)
     if left:
-        raise Unavailable(f"no holder of {part.group} delivered slots {part.slots}: {'; '.join(failures)}")
+        raise Unavailable(
+            f"holders of {part.group} did not deliver all of the slots {part.slots}: {'; '.join(failures)}"
+        )
 
 
 _Verified = list[tuple[FileMeta, bytes]]

@@ -265,7 +265,8 @@ class _UnitComparison:
                 )
 
     def _file_of(self, version: _Version, holding: Holding, bucket: Bucket, time_ms: int) -> str:
-        """The holder's name for the newest file with a row at this time, else for the newest covering it."""
+        """The holder's name for the newest file with a row at this time, else for the newest file that covers
+        the time."""
         held = _newest_with(version.parts, bucket, time_ms, self.schema)
         names = {f.key: f.meta.name for f in self._files(holding)}
         return names.get(held.key, held.meta.name) if held is not None else ""

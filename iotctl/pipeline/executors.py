@@ -34,7 +34,7 @@ def is_local(master: str) -> bool:
 
 
 def check_master(master: str, timeout_s: float = DIAL_TIMEOUT_S) -> None:
-    """Check that one master of a standalone cluster accepts connections; other masters are left to Spark.
+    """Check that one master of a standalone cluster accepts connections; Spark checks masters of other kinds.
 
     Raises:
         Unavailable: no master accepts one; names each master with the reason.

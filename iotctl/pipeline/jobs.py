@@ -106,7 +106,7 @@ def _run(
 
 
 class _Watcher(threading.Thread):
-    """Reports the progress of a job, and cancels it if no executor could run it for too long."""
+    """Reports the progress of a job, and cancels it if there has been no executor for too long."""
 
     def __init__(
         self,

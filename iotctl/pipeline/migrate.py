@@ -67,7 +67,7 @@ _AGAIN = (Unavailable, Overloaded, OutcomeUnknown, FileCorrupt)
 
 
 class PullResult(msgspec.Struct):
-    """The result of one order; `error` is "" if its copy is recorded."""
+    """The result of one order; `error` is "" if its slots were copied."""
 
     files: int = 0
     bytes: int = 0
@@ -92,7 +92,7 @@ def run(
         operation: the id of the operation.
         depth: verify the copies at this depth and sign off; None does neither.
         rate: bytes per second in the whole cluster; None keeps the operation's rate.
-        concurrency: orders in flight at a time; None is two per target node.
+        concurrency: orders in flight at a time; None is two per target node, and at least one per core.
 
     Returns:
         The report. `failed` lists orders that did not succeed (the agents continue with them).
@@ -222,7 +222,7 @@ class _Migration:
             self.report.retries += len(self.report.failed)
 
     def _order(self, session: "SparkSession", orders: Sequence[PullOrder], concurrency: int | None) -> None:
-        """One round: each order is sent once, with retries within its task."""
+        """One round: each order is given to one task, which retries it."""
         bundles = bundles_of(orders, concurrency, session.sparkContext.defaultParallelism)
         spec = self.spec
 
@@ -257,7 +257,8 @@ class _Migration:
         )
 
     def _await_adoption(self) -> None:
-        """Wait until every gaining group has adopted the copies; a group that has not counts as failed."""
+        """Wait until every gaining group has adopted the copies; a group that has not adopted them counts as
+        failed."""
         if self.report.failed:
             return
         operation = self._wait("waiting for adoption", ADOPT_TIMEOUT_S, _adopted)

@@ -218,7 +218,7 @@ class Repairer:
         return hashes
 
     def _signed_off(self, part: GroupView) -> SignedOff:
-        """The copies that previous holders retain of these slots, for signed-off changes on hold."""
+        """The copies that previous holders retain of these slots, for signed-off operations that are open."""
         slots = ranges.from_slots({meta.slot for r in part.replicas for meta in r.files.values()})
         operations = [o for o in self._cluster.meta().operations if o.signed_off and not o.ended]
         moves = [(o, m) for o in operations for m in o.moves if m.target == part.group]
@@ -319,7 +319,7 @@ def settle(
         if reason:
             return reason
         if place not in repaired:
-            return "no file of this replica's slot is damaged, but its content differs"
+            return "no file of the slot is damaged on this replica, but the slot's content differs"
         if (place if m.series else (*place, m.file)) in differing:
             return "the file was replaced but still differs"
         silent = blind.get((m.node, repaired[place]))

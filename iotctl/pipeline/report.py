@@ -28,9 +28,9 @@ class Silent:
 class Mismatch(msgspec.Struct, frozen=True):
     """One difference of one replica: a whole file (`series` is "" and `time_ms` None) or one cell.
 
-    `expected` is the value of the majority, the value of all others if they agree, else `NO_MAJORITY`. For a
-    cell, `expected` and `found` are the values themselves (None: null or absent; bytes as hex; NaN and
-    infinities as text). `reason` says why it was not repaired, if a repair was requested.
+    `expected` is the value of the majority; without one, the value of all other replicas if they agree, else
+    `NO_MAJORITY`. For a cell, `expected` and `found` are the values themselves (None: null or absent; bytes
+    as hex; NaN and infinities as text). `reason` says why it was not repaired, if a repair was requested.
     """
 
     node: str
@@ -46,10 +46,10 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 NO_MAJORITY = "no majority"
 MISSING = "missing"
-"""`found` of a file or row that other replicas have."""
+"""`found` of a file that other replicas have."""
 
 NOT_THERE = "absent"
-"""`expected` of a file or row that most replicas lack."""
+"""`expected` of a file that other replicas lack."""
 
 
 class Unread(msgspec.Struct, frozen=True):
@@ -76,9 +76,10 @@ class Repair(msgspec.Struct, frozen=True):
 class VerifyReport(msgspec.Struct):
     """`files` and `bytes` count every replica, `rows` and `series` (table, tags) count once.
 
-    At depth `manifest` nothing is read: the numbers are the recorded ones, and `series` is 0; likewise at
-    `hash`, where `bytes` were read. A mismatch counts as repaired only after a second verification;
-    mismatches beyond `MISMATCHES_MAX` are not listed and count as not repaired.
+    At depth `manifest` nothing is read: the numbers are the recorded ones, and `series` is 0. At depth `hash`
+    the bytes are read, but no rows: `rows` is still the recorded number, and `series` is 0. A mismatch counts
+    as repaired only after a second verification; mismatches beyond `MISMATCHES_MAX` are not listed and
+    count as not repaired.
     """
 
     depth: str

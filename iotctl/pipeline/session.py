@@ -97,8 +97,8 @@ def spark_session(
 
     Raises:
         Refused: there is no suitable Java.
-        Unavailable: no master answers, it provides no executor that can run iotctl, or Spark did not start;
-            the message then ends with Spark's output.
+        Unavailable: no master answers, the master provides no executor that can run iotctl, or Spark did not
+            start; in the last case, the message ends with Spark's output.
     """
     check_java()
     progress = progress or Silent()

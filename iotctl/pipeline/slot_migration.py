@@ -79,7 +79,7 @@ def verify_migration(
 def move_sides(
     operation: Operation, move: SlotMove, against: str, gone: frozenset[NodeId] = frozenset()
 ) -> list[Side]:
-    """All holders of the move's slots: previous holders (trusted) and new holders."""
+    """The holders to compare: new holders, and for `previous-holders` also previous holders (trusted)."""
     new = [Side(n, move.target, adopted=True) for n in move.target_members if n not in gone]
     if against != "previous-holders":
         return new

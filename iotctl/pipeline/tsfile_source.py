@@ -199,7 +199,10 @@ def _columns(source: Source) -> list[FileColumn]:
         for column in _table_of(path, source.table)[1]:
             known = merged.setdefault(column.name, column)
             if known != column:
-                raise InvalidInput(f"column {column.name!r} is {known.type} and {column.type} in {path}")
+                raise InvalidInput(
+                    f"column {column.name!r} of {path} differs from an earlier file in its type"
+                    f" ({column.type}, {known.type} before) or in whether it is a tag"
+                )
     return sorted(merged.values(), key=lambda c: not c.tag)
 
 

@@ -104,7 +104,7 @@ def check_filters(meta: MetaView, filters: Filters) -> None:
     nodes = [n.node for n in meta.nodes]
     unknown = [f"storage group {g}" for g in filters.storage_groups if g not in groups]
     unknown += [f"node {n}" for n in filters.nodes if n not in nodes]
-    unknown += [f"slot {a}" for a, b in filters.slots if not 0 <= a < b <= slots]
+    unknown += [f"slot {b - 1}" for a, b in filters.slots if not 0 <= a < b <= slots]
     if unknown:
         raise Refused(
             f"the cluster has no {', no '.join(unknown)}",
@@ -220,7 +220,7 @@ def _groups(meta: MetaView, filters: Filters) -> list[GroupRecord]:
 
 
 def _in_migration(meta: MetaView) -> list[Unread]:
-    """Slots in migration: neither holder's manifest has all of their files."""
+    """Slots in migration: neither the losing nor the gaining group's manifest has all of their files."""
     return [
         Unread("", group, None, f"slots of {operation.id} are still migrating to this group")
         for operation in meta.operations

@@ -12,7 +12,7 @@ WINDOW_ROWS = 1_000_000
 def time_windows(metas: Sequence[FileMeta], rows_max: int) -> Iterator[tuple[int, int]]:
     """Adjacent windows (first, last), both inclusive, each with about `rows_max` rows by the manifests.
 
-    Together they cover all times: a row outside the times in its manifest is in a window too.
+    Together they cover all times: a row outside the times that the manifest records is in a window too.
     """
     first, last = min(f.time_min for f in metas), max(f.time_max for f in metas)
     pieces = list(_cut(metas, first, last, rows_max))

@@ -64,7 +64,7 @@ def _known(plan: Plan, where: str) -> Plan:
 
 
 def plan_again(plan: Plan) -> str:
-    """The command that makes the same plan for the present state of the cluster."""
+    """The command that plans the same kind of change, without its options, for the present state."""
     if plan.from_spec:
         return "iotctl plan spec --out FILE"
     named = (n for s in plan.steps for n in (s.replaces, s.node) if n)
@@ -79,7 +79,7 @@ def check_fresh(plan: Plan, table_version: int, spec_hash: str) -> None:
     if plan.spec_hash != spec_hash:
         raise RefusedProblem(
             "the plan is stale; nothing was changed",
-            why="cluster.yaml has changed since it was made",
+            why="cluster.yaml has changed since the plan was made",
             next=plan_again(plan),
         )
 

@@ -94,7 +94,8 @@ def _loads(table: PartitionTable, on_node: Mapping[NodeId, int]) -> tuple[NodeLo
 def _peaks(
     facts: ClusterFacts, changes: Sequence[Change], costs: Sequence[CopyCost], sizes: ByteArray
 ) -> tuple[NodePeak, ...]:
-    """The peak of each node: the most, over all steps, that it holds before a step and pulls during the step.
+    """The peak of each node: the maximum over all steps of what it holds before a step plus what it pulls
+    during the step.
 
     No space counts as freed within a step: the previous holders retain their copies until CLEANUP.
     """

@@ -21,8 +21,8 @@ OVERLOAD = 1.5
 """A node may hold at most this multiple of its weight's share of all replicas."""
 
 SWAPS, SWAP_NODES = 1_000, 100
-"""Number of swaps tried for a better order, and up to how many nodes: enough to find a valid order of 8 nodes
-if there is one (tested)."""
+"""Number of swaps tried for a better order, and the most nodes for which swaps are tried: enough to find a
+valid order of 8 nodes if there is one (tested)."""
 
 Zones = Mapping[NodeId, str]
 Weights = Mapping[NodeId, float]
@@ -137,7 +137,7 @@ def overload(ring: Ring, replicas: int) -> tuple[NodeId, float]:
 def layout_violations(
     ring: Ring, zones: Zones, replicas: int, today: Ring | None = None
 ) -> Iterator[tuple[str, NodeId, str]]:
-    """The layout violations of `ring` that `today` has to a lesser degree, as (`zones` or `weights`, the
+    """The layout violations of `ring` that are new, or worse than in `today`, as (`zones` or `weights`, the
     group owner or node, why)."""
     # A zone without nodes still counts: an operator with three zones learns that only two would be left.
     allowed = members_allowed(zones, {*ring.names, *(today.names if today else ())}, replicas)
@@ -202,7 +202,7 @@ def _excess(line: Sequence[str], replicas: int, allowed: int) -> int:
 
 def _alternated(nodes: Sequence[NodeId], zones: Zones, replicas: int, allowed: int) -> list[NodeId]:
     """An order that always continues with the zone with the most remaining nodes, unless the groups at that
-    place already have their maximum of its nodes."""
+    place already have their maximum of that zone's nodes."""
     piles: dict[str, list[NodeId]] = {}
     for node in nodes:
         piles.setdefault(zones.get(node, ""), []).append(node)

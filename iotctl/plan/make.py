@@ -104,8 +104,8 @@ def make_spec(
 ) -> Plan:
     """One plan from the cluster's nodes to those that cluster.yaml lists.
 
-    A new node replaces a leaving node of the same weight, which copies least, unless the zones only allow
-    separate additions and removals. The other new nodes are added before the replacements, and the
+    A new node replaces a leaving node of the same weight, since a replacement copies least, unless the zones
+    only allow separate additions and removals. The other new nodes are added before the replacements, and the
     other leaving nodes are removed after them; no slot moves twice.
     """
     refusals = (

@@ -175,7 +175,8 @@ class Plan(msgspec.Struct, frozen=True):
     spec_hash: str
     strategy: str
     """What was balanced per weight. For a rebalance: `slots`, `bytes` or `write-rate`, as requested.
-    Otherwise always the number of slots: `slots` (sizes unknown) or `bytes` (sizes decide which move)."""
+    Otherwise always the number of slots: `slots` (sizes unknown) or `bytes` (sizes decide which slots
+    move)."""
 
     moves: tuple[SlotMove, ...]
     group_changes: tuple[GroupChange, ...]

@@ -17,7 +17,7 @@ class Rows:
 
 def render(plan: Plan) -> tuple[Rows, ...]:
     """The non-empty tables of a plan. A refused plan shows only its refusals; a rebalance that moves nothing
-    shows the present groups."""
+    shows the present groups and hot slots."""
     if plan.refusals:
         return (refusals(plan),)
     if plan.kind == "rebalance" and not plan.has_changes:

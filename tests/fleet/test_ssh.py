@@ -304,7 +304,7 @@ def test_keys_with_a_passphrase_come_from_the_agent(
 
 
 def test_a_missing_key_file_is_an_input_error(connector: Connector, tmp_path: Path) -> None:
-    with pytest.raises(InputProblem, match="absent does not exist"):
+    with pytest.raises(InputProblem, match="absent is not a file"):
         connector.open(Target("node1", "127.0.0.1", key=str(tmp_path / "absent")))
 
 
