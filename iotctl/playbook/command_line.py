@@ -10,11 +10,11 @@ from iotctl.spec.playbook_check import check_named
 
 
 def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
-    """The words of `iotctl` for a verb: options first, then positional arguments. `--yes` is always given:
-    running a playbook is the consent.
+    """The words of `iotctl` for a verb: options first, then positional arguments. `--yes` is given to
+    every command that asks: running a playbook is the consent.
 
     Raises:
-        UsageProblem: a list is empty.
+        UsageProblem: a list is empty, and leaving it out would mean everything.
     """
     words, placed = [*verb.words, *(["--yes"] if verb.asks else [])], list[str]()
     for parameter in verb.parameters:

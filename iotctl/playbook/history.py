@@ -26,9 +26,10 @@ class History:
     def outcomes(self) -> dict[str, Entry]:
         """Outcomes that still count, by step, including failures after which the run continued.
 
-        A step that only reads runs again, unless no later step uses its result and a later step has started:
-        a cluster that was healthy before a node was stopped is not healthy while this node is down.
-        A file that a step wrote (`out`) may be on another machine, or be stale.
+        The outcome of a step that only reads counts only if a later step has started, and if the step failed
+        or its result was neither registered nor written to a file (`out`). A check is not repeated after a
+        later step started: a cluster that was healthy before a node was stopped is not healthy while this
+        node is down. A registered result is not in the journal; a file may be stale or on another machine.
         """
         uses = dict(zip(self._playbook.ids, self._playbook.file.steps, strict=True))
         begun = self.begun()
@@ -52,7 +53,7 @@ class History:
         return {e.step for e in self._journal.entries() if e.event == "intent"}
 
     def is_same(self, i: int, step: StepEntry, earlier: Entry, digest: str) -> bool:
-        """Whether step `i` still has the arguments that ran. An approval with other arguments is asked again.
+        """Whether step `i` still has the arguments it ran with. If an approval has others, it is asked again.
 
         Args:
             digest: of the arguments now; "" if they are unknown.
@@ -64,8 +65,8 @@ class History:
             return False
         if digest != earlier.digest:
             raise InputProblem(
-                f"step {self._playbook.ids[i]} was run with different arguments; "
-                "it and later steps were not run",
+                f"step {self._playbook.ids[i]} was run with different arguments before; "
+                "this time, it and later steps were not run",
                 why="the file or a variable has changed since",
                 next="undo that change, or start a new run without --resume",
                 where=self._playbook.marks.where("steps", i),

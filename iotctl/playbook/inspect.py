@@ -31,8 +31,8 @@ from nodeagent.model.requests import MetaView
 class Inspector:
     """The inspections of changes, operations and files; `agents` has those of agents.
 
-    `cluster` connects when the first verb needs it; it may not exist yet. The traits of commands call the
-    public methods.
+    `cluster` connects when the first verb needs the cluster, which may not exist yet. The traits of commands
+    call the public methods.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Inspector:
     def _incomplete_removal(self, use: Use, meta: MetaView, nodes: Sequence[str]) -> Inspection | None:
         """The inspection, if a node left the cluster, but its agent and its line in cluster.yaml remain.
 
-        No iotctl command waited for the end of the removal. With that line, the next `apply` would add the
-        node.
+        They remain if no iotctl command waited for the end of the removal. With that line, the next `apply`
+        would add the node again.
         """
         if use.arguments.get("no_write_spec"):
             return None

@@ -1,7 +1,7 @@
 """The journal of a run: one JSON line per entry, in a file and in the cluster.
 
-An entry is durable before the run continues. The file is written even before the cluster exists and while
-it does not answer. With the cluster's record, any machine can resume the run.
+An entry is durable before the run continues. The file is written even if the cluster does not exist yet or
+does not answer. With the cluster's record, any machine can resume the run.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ class RunJournal:
     """A journal in a file and in the cluster.
 
     `keeper` returns the cluster's record once the cluster answers, None before; it raises `BusyProblem` if
-    another program holds the lock, and then nothing is written.
+    another program holds the lock, and then only outcomes are written, to the file.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class RunJournal:
     def append(self, entry: Entry) -> None:
         """Append an entry. Raises `BusyProblem` or `RefusedProblem` if another process has taken over.
 
-        An outcome is written to the file before the cluster is asked, so that it is never lost here.
+        An outcome is written to the file before the cluster is asked, so that this machine never loses it.
         """
         done = entry.event in ("outcome", "ended")
         if done:
@@ -193,9 +193,9 @@ class RunJournal:
 
 
 def bring(directory: Path, run_id: str, entries: Sequence[bytes]) -> None:
-    """Write the cluster's record of a run into its local file, unless the file extends this record.
+    """Write the cluster's record of a run into its local file, unless the file begins with this record.
 
-    A file that differs is moved aside: its process continued after another process had taken over the run.
+    A file that does not is moved aside: another process took over the run and recorded other entries.
     """
     if not RUN_ID.fullmatch(run_id):
         return  # ignore an id that another program wrote in another form

@@ -1,7 +1,7 @@
 """Run or check the steps of a playbook, one after the other.
 
 Every step is inspected before it runs, so that a step whose work is done changes nothing. This also makes a
-killed run resumable: a step that began without a recorded outcome is inspected again. A step is
+killed run resumable: a step that began but has no recorded outcome is inspected again. A step is
 also inspected after it ran: if it ended without an error but its work is not done, it has failed.
 """
 
@@ -284,7 +284,7 @@ class Runner:
     def _arguments(self, step: StepEntry) -> dict[str, Any] | None:
         """The step's arguments with all values inserted; conditions stay unevaluated.
 
-        None if the step works on nodes, but on none within the limit of the run.
+        None if the run has a limit and the step's nodes are outside, or it works on the whole cluster.
         """
         parameters = {p.name: p for p in self._verbs[step.uses].parameters}
         conditions = {p.name for p in parameters.values() if p.type == CONDITION}

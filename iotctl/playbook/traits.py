@@ -28,8 +28,8 @@ def never(arguments: Arguments) -> bool:
 class Traits(NamedTuple):
     """
     Attributes:
-        reads: the command changes nothing, so its whole result can be registered; of other commands, only
-            whether they changed something.
+        reads: the command changes nothing, so its whole result can be registered; the result of any other
+            command is only whether it changed something.
         looks: the command only reads the cluster's state, so a check runs it, too.
         inspect: finds what the command would do now; None if only a run shows this.
         undone_by: verbs that undo its work; a check, which does not run them, takes them into account.

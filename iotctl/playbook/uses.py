@@ -30,7 +30,7 @@ def after_earlier(found: Inspection, use: Use, earlier: Sequence[Use]) -> Inspec
     undone_by = [e for e in earlier if e.verb.name in undoing and meets(nodes_of(e.arguments))]
     if found.state != NO_CHANGE or not undone_by:
         return found
-    # Unknown: how long an agent will have run by then, and whether the same value is set twice.
+    # Unknown: how long an agent will have run by then, or whether the same verb sets the same value again.
     is_unknown = use.arguments.get("older_than") or use.verb.name in undoing
     state = UNKNOWN if is_unknown else WOULD_CHANGE
     return Inspection(state, "because of an earlier step")
@@ -49,7 +49,8 @@ def undo_of(use: Use, found: Inspection) -> tuple[str, Arguments] | None:
 
 
 def can_look_again(use: Use) -> bool:
-    """Whether an inspection right after a step shows that its work is done; False if it does not wait."""
+    """Whether an inspection right after a step shows that its work is done; False if the step does not wait
+    for the end of its work, or if its work depends on an age."""
     arguments = use.arguments
     if not is_true(arguments.get("wait", True)) or is_true(arguments.get("no_migrate", False)):
         return False

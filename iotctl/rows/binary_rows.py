@@ -64,7 +64,7 @@ class BinaryFile:
             try:
                 is_number = pa.types.is_integer(plain.type) or pa.types.is_floating(plain.type)
                 if is_number and kind in NO_NUMBERS:
-                    raise pa.ArrowNotImplementedError("the unit of the numbers is not known")
+                    raise pa.ArrowNotImplementedError(f"numbers are not converted to {kind}")
                 columns.convert(name, plain, kind, ARROW_TYPES[kind], plain)
                 if pa.types.is_timestamp(plain.type) and kind == "DATE":
                     columns.also(_with_clock(plain), f"{name}: a DATE has no time of day", plain)
@@ -123,7 +123,7 @@ def _with_clock(stamps: pa.Array) -> Mask:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """The column without dictionary encoding and without the common zone of its timestamps."""
+    """The column without dictionary encoding; timestamps without their zone (in UTC), float16 as float32."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_float16(column.type):

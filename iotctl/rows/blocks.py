@@ -12,7 +12,7 @@ from iotctl.rows.masks import Mask, mask
 from iotctl.rows.times import Seen, TimeRule, read_times
 
 BAD_ROWS_MAX = 1000
-"""How many bad rows are listed; with more, the whole file or its types are wrong."""
+"""The most bad rows that are listed; if there are more, the whole file or its types are wrong."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -27,9 +27,10 @@ class BadRow:
 
 @dataclass(slots=True)
 class Block:
-    """`lines` has the line of each row of `rows`; `bad` lists the first of the `bad_rows` left out.
+    """`lines` has the line of each row of `rows`; `bad` lists the first of the rows left out.
 
-    `rows` has `time` (int64 ms) and the other columns in lower case. `at`: how much of the file was read.
+    `rows` has `time` (int64 ms) and the other columns in lower case. `bad_rows`: the number of rows left out.
+    `at`: how much of the file was read.
     """
 
     rows: pa.RecordBatch
@@ -85,7 +86,7 @@ class Columns:
             self.also(other & ~fits, what, given)
 
     def add_times(self, name: str, column: pa.Array, rule: TimeRule) -> Seen:
-        """The time column, as `time`."""
+        """Add the time column under the name `time`; returns the kinds of times in it."""
         times = read_times(column, rule, cast)
         self.names.append("time")
         self.arrays.append(times.values)

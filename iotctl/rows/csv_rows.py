@@ -33,7 +33,7 @@ ARROW = {kind: arrow for kind, arrow in ARROW_TYPES.items() if kind != "BLOB"}
 
 
 class _Ended(io.FileIO):
-    """A file with an extra row at its end that has too many values and so reaches no table. If a quote is not
+    """A file followed by an extra row, which has too many values and so reaches no table. If a quote is not
     closed, the extra row becomes part of the last value and is not reported as ragged."""
 
     def __init__(self, path: Path, columns: int) -> None:
@@ -43,7 +43,7 @@ class _Ended(io.FileIO):
         self.has_quotes = False
 
     def read(self, size: int | None = -1) -> bytes:
-        """Returns the extra row together with the last bytes before it, so that it is never a block alone."""
+        """Returns the extra row with the last bytes of the file, so that it is never a block of its own."""
         wanted = -1 if size is None or size < 0 else max(1, size - len(self._end) - 1)
         data = super().read(wanted) or b""
         self.has_quotes = self.has_quotes or b'"' in data
@@ -204,15 +204,17 @@ class _Source:
 
 
 class Inferred(msgspec.Struct, frozen=True):
-    """The type of every column but the time, and the columns of number codes, which become text."""
+    """The type of every column except the time column, and the columns that become text because their numbers
+    are codes."""
 
     types: dict[str, str]
     coded: list[str]
 
 
 def infer_types(path: Path, given: dict[str, str], time: str) -> Inferred:
-    """The given types, else by the majority of values: INT64 if no number has a fraction or exponent, DOUBLE,
-    BOOLEAN, else STRING. Numbers with leading zeros (`007`) are codes and make the column STRING."""
+    """The given types. The type of any other column follows from the majority of its values: INT64 if no
+    number has a fraction or exponent, DOUBLE, BOOLEAN, else STRING. Whole numbers, some of them with leading
+    zeros (`007`), are codes and make the column STRING."""
     source = _Source(path)
     header = source.header()
     check_columns(header, time, given, where=f"{path}:1")
@@ -263,13 +265,14 @@ def read_csv(path: Path, types: dict[str, str], time: str, rule: TimeRule = _MS)
     """The file's rows with `time` and the columns of `types`.
 
     Raises:
-        InputProblem: the file is unreadable, or lacks the `time` column or a column of `types`.
+        InputProblem: the file is unreadable, or lacks the `time` column or a column of `types`, or a type has
+            no notation in CSV.
     """
     source = _Source(path)
     check_columns(source.header(), time, types, where=f"{path}:1")
     for name, kind in types.items():
         if kind not in ARROW:
-            raise InputProblem(f"{name}: a {kind} cannot be written in a CSV file", where=f"{path}:1")
+            raise InputProblem(f"{name}: a {kind} cannot be read from a CSV file", where=f"{path}:1")
     for text in source.blocks():
         block = _convert(text, types, time, rule)
         block.bad = sorted([*block.bad, *text.ragged], key=lambda b: b.line)[:BAD_ROWS_MAX]
@@ -282,7 +285,8 @@ def check_columns(names: Sequence[str], time: str, wanted: Iterable[str], *, whe
     """Check that the file has the columns that the command names.
 
     Raises:
-        InputProblem: a column is missing, or two columns have the same name in lower case.
+        InputProblem: a column is missing, two columns have the same name in lower case, or a column other
+            than the time column is named `time`.
     """
     for name in (time, *wanted):
         if name not in names:

@@ -52,7 +52,7 @@ def _differ(texts: pa.Array, kept: npt.NDArray[np.float64]) -> Mask:
     short = mask(pc.match_substring_regex(texts, SHORT))
     numbers = pc.if_else(pa.array(short), texts, pa.scalar("0", texts.type)).cast(pa.int64()).to_numpy()
     found: Mask = np.where(short, kept, 0.0).astype(np.int64) != numbers
-    for i in np.flatnonzero(~short):  # longer than an INT64: few columns have any
+    for i in np.flatnonzero(~short):  # more than 18 digits: few columns have any
         found[i] = int(kept[i]) != _number(texts[int(i)].as_py())
     return found
 

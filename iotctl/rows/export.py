@@ -43,7 +43,7 @@ def export_table(
 
     Raises:
         InputProblem: the file cannot be written.
-        NodeAgentError: some rows could not be read; no file was written.
+        NodeAgentError: some rows could not be read; no regular file was written.
     """
     temporary: Path | None = None
     try:

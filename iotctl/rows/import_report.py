@@ -74,9 +74,12 @@ def notes_on(job: Import, survey: Survey, sharing: DuplicateRows) -> list[str]:
     if sharing.unseen:
         notes.append(f"{sharing.unseen} keys (time and tags) occur more than once and were not compared")
     if sharing.equal:
-        notes.append(f"{sharing.equal} rows occur more than once with the same values")
+        notes.append(f"{sharing.equal} rows share time and tags with another row without contradicting it")
     if sharing.differ:
-        notes.append(f"{sharing.differ} rows share time and tags with another row; the last is kept")
+        notes.append(
+            f"{sharing.differ} rows share time and tags with another row but have different values;"
+            " the last is kept"
+        )
     if not survey.is_complete:
         notes.append(f"only the first {KEYS_MAX} rows were checked for rows that overwrite each other")
     return notes

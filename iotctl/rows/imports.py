@@ -90,13 +90,13 @@ def _check(job: Import, survey: Survey) -> DuplicateRows:
         raise _bad_rows(job, sorted(survey.bad, key=_line), survey.bad_rows)
     sharing = _sharing(job, survey)
     if sharing.differ and not request.last_wins:
-        following = "--on-duplicate last keeps the last of each"
+        following = "--on-duplicate last keeps the last of such rows"
         if not job.tags:
             following = f"name the columns that identify a series with --tag; or {following}"
         raise InputProblem(
             f"{sharing.differ} rows have the same time{' and tags' if job.tags else ''} as another row"
             " but different values",
-            why=f"they would overwrite each other, such as {sharing.example}",
+            why=f"they would overwrite each other, for example the rows with {sharing.example}",
             next=f"nothing was written; {following}",
             where=str(request.file),
         )

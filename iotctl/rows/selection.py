@@ -49,7 +49,7 @@ class Selection(msgspec.Struct, frozen=True):
 class Age:
     """The age of a read: its rows include everything acknowledged `ms` before it began.
 
-    0 for a strong read; None if a leader had not confirmed a replica that answered.
+    0 for a strong read; None if the state of a replica that answered had not been confirmed by a leader.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def parse_tags(given: Sequence[str]) -> dict[str, str]:
 
 
 def parse_time(text: str | None) -> int | None:
-    """Parse milliseconds or ISO 8601 (UTC without a zone) into milliseconds.
+    """Parse milliseconds, or ISO 8601 (in UTC if it names no zone), into milliseconds.
 
     Raises:
         UsageProblem: not a time, digits below a millisecond, or a number that is probably not milliseconds.

@@ -85,7 +85,7 @@ class Survey:
 @dataclass(slots=True)
 class DuplicateRows:
     """Rows that share a key: `differ` have different values, so only the last is kept; `equal` have the same
-    values. `unseen` keys are shared but were not compared."""
+    values or fill different fields. `unseen` keys are shared, but their rows were not compared."""
 
     differ: int = 0
     equal: int = 0

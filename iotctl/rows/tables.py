@@ -87,7 +87,7 @@ def write_one(
     create: bool = False,
 ) -> int:
     """Write one row given as `field=value` words. Values have the table's types; in new columns whole numbers
-    are INT64, other numbers DOUBLE, true and false BOOLEAN, the rest STRING.
+    are INT64, other numbers DOUBLE, true and false BOOLEAN, the rest (and numbers such as `007`) STRING.
 
     Raises:
         UsageProblem: a word is not FIELD=VALUE, or a field is repeated.
@@ -116,7 +116,7 @@ def write_one(
 
 
 def _schema_of(cluster: Cluster, wanted: tuple[str, str]) -> TableSchema | None:
-    """The schema as any node knows it; if it knows none, as the leader of the meta group knows it."""
+    """The table's schema from any node; if that node has none, from the leader of the meta group."""
     for schemas in (lambda: cluster.meta().schemas, cluster.schemas):
         for schema in schemas():
             if (schema.storage_group, schema.table) == wanted:

@@ -1,7 +1,7 @@
 """Converts a file's time column to milliseconds, by a unit and a zone, without silent loss of digits.
 
-Whole numbers count the unit; other text is ISO 8601; timestamps have their own unit. A time without a zone is
-read in `zone`. Digits below a millisecond are refused unless `truncate`.
+Whole numbers are in the unit; other text is ISO 8601; timestamps have their own unit. A time without a zone
+is read in `zone`. Digits below a millisecond are refused unless `truncate`.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,10 @@ AUTO = "auto"
 PER_MS = {"us": 1_000, "ns": 1_000_000}
 
 SECONDS_FROM, SECONDS_TO = 315_532_800, 4_102_444_800
-"""1980 to 2100 in seconds. As milliseconds these numbers are in January and February 1970. They are taken for
-seconds if most numbers are in this range, or if others are in 1980 to 2100 as milliseconds and none in
-between: a series in milliseconds that began in 1970 has times in between."""
+"""The years 1980 to 2100 in seconds; as milliseconds, these numbers are in January and February 1970. The
+unit of a column is unclear if most of its numbers are in this range. It is also unclear if some are in this
+range, some are the same years in milliseconds, and none are between the two ranges: a series in milliseconds
+that began in 1970 has times there."""
 
 MS_TO = 10**14
 """The year 5138. If most numbers are larger, their unit is shorter than a millisecond."""
@@ -55,7 +56,7 @@ class Seen:
     recent: int = 0
     beyond: int = 0
     """`numbers`: all whole numbers; `seconds`: from `SECONDS_FROM` to `SECONDS_TO`; `recent`: the same years
-    in milliseconds; `between`: between these two ranges; `beyond`: past `MS_TO`."""
+    in milliseconds; `between`: between these two ranges; `beyond`: outside of ±`MS_TO`."""
 
     def add(self, other: "Seen") -> None:
         self.naive += other.naive
@@ -181,7 +182,7 @@ def _texts(text: pa.Array, rule: TimeRule, cast: Cast) -> Times:
     aware, bad_aware = cast(pc.if_else(zoned, iso, none), pa.timestamp("ms", "UTC"))
     local = _stamps(plain, rule)
     values = pc.coalesce(counted.values, local.values, aware.cast(pa.int64()))
-    bad = [(bad_numbers | bad_plain | bad_aware, "not a time in milliseconds or ISO 8601")]
+    bad = [(bad_numbers | bad_plain | bad_aware, "neither a whole number of 64 bits nor a time in ISO 8601")]
     bad += [*counted.bad, *local.bad]
     if not rule.truncate:
         bad.append((fine, _BELOW))
@@ -194,7 +195,7 @@ _BELOW = "has digits below a millisecond (--truncate-times cuts them)"
 
 
 def _numbers(numbers: pa.Array, rule: TimeRule) -> Times:
-    """Numbers in the unit; `auto` is milliseconds, which `check_unit` checks for plausibility."""
+    """Converts numbers from the unit; `auto` is milliseconds, which `check_unit` checks for plausibility."""
     seen = Seen(
         dates=int(np.count_nonzero(look_like_dates(numbers.fill_null(0).to_numpy()))),
         numbers=len(numbers) - numbers.null_count,

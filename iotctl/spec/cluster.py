@@ -33,7 +33,7 @@ HTTP_PORT = 9004
 
 
 class ClusterSection(msgspec.Struct, frozen=True):
-    """Create-once settings; `time_partition_interval` is a duration such as `7d`."""
+    """Settings fixed when the cluster is created; `time_partition_interval` is a duration such as `7d`."""
 
     name: str
     replicas: int = 3
@@ -227,7 +227,7 @@ def _check_places(file: ClusterFile, fail: _Fail) -> None:
     ]
     for value, path in places:
         if not _PLACE.fullmatch(value):
-            rule = "an absolute path of names of letters, digits and '._+-' that do not begin with '.'"
+            rule = "an absolute path whose parts have only letters, digits and '._+-', with no '.' first"
             fail(f"{path[-1]}: {value!r} is not {rule}", *path)
 
 

@@ -56,8 +56,8 @@ def _items(text: str) -> list[yaml.MappingNode]:
         if key.value == "nodes" and isinstance(value, yaml.SequenceNode):
             if value.flow_style:
                 raise InputProblem(
-                    "nodes is written on one line and cannot be edited in place",
-                    next="write one node per line, each starting with '- '",
+                    "nodes is a list in brackets and cannot be edited in place",
+                    next="remove the brackets and write one node per line, each starting with '- '",
                 )
             return list(value.value)
     raise AssertionError("a loaded spec has nodes")

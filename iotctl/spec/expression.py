@@ -25,7 +25,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 Path = tuple[str | int, ...]
 Lookup = Callable[[Path], Any]
-"""The value at a path; raises `KeyError` with a message that names the available keys."""
+"""The value at a path; raises `KeyError` if there is none."""
 
 
 class BadExpression(ValueError):
@@ -60,7 +60,7 @@ def references(value: Any) -> Iterator[Path]:
 
 
 def substitute(value: Any, lookup: Lookup) -> Any:
-    """`value` with every reference replaced; a reference that is the whole text keeps its type.
+    """`value` with every reference replaced; if a reference is the whole text, its value keeps its type.
 
     Raises:
         BadExpression: as `references`. KeyError: from `lookup`.
@@ -107,7 +107,7 @@ def condition(text: str) -> Condition:
 
 
 def holds(what: Condition, lookup: Lookup) -> bool:
-    """Whether the condition holds. A value and a text are equal if `text_of` makes that text of the value.
+    """Whether the condition holds. A value equals a text if `text_of` of the value is that text.
 
     Raises:
         BadExpression: the values cannot be compared. KeyError: from `lookup`.
@@ -145,7 +145,9 @@ def at(value: Any, path: Path) -> Any:
         try:
             value = value[step]
         except (KeyError, IndexError, TypeError):
-            raise KeyError(f"no {step!r} in {name_of(path[:i]) or 'it'}, {_described(value)}") from None
+            raise KeyError(
+                f"no {step!r} in {name_of(path[:i]) or 'the value'}, {_described(value)}"
+            ) from None
     return value
 
 

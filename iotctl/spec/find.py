@@ -13,7 +13,7 @@ SPEC_NAME = "cluster.yaml"
 
 
 def find_cluster(explicit: str | None, env: Mapping[str, str], cwd: Path) -> tuple[ClusterSource, str]:
-    """(the cluster, a note for the operator if no option named this local fleet, else "").
+    """(the cluster, a note for the operator if it was found in `./iotctl-local`, else "").
 
     Raises:
         InputProblem: no file was found (names the places), or it is invalid.
@@ -39,10 +39,11 @@ def find_cluster(explicit: str | None, env: Mapping[str, str], cwd: Path) -> tup
 def find_identity(
     explicit: str | None, env: Mapping[str, str], source: ClusterSource, cwd: Path
 ) -> Path | None:
-    """The directory with the operator's certificate; None if there is none.
+    """The directory with the operator's certificate; None if there is none, or if PEM text replaces it.
 
-    An option takes precedence over the environment, and that over the file: a CI secret (PEM text in
-    IOTCTL_CERT) is used even if the file names an `identity`. A local fleet has its own certificate.
+    An option takes precedence over the environment, and the environment over the file: a CI secret (PEM text
+    in IOTCTL_CERT) is used even if the file names an `identity`. PEM text does not count for a local fleet,
+    which has its own certificate.
     """
     if explicit:
         return cwd / explicit

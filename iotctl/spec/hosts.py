@@ -5,8 +5,8 @@ name that has a special meaning in a shell, in SSH or in a path.
 """
 
 HOST_CHARS_MAX = 253
-_HOST = "letters, digits and '.', '_', '-', or an IP address; it does not begin with '-'"
-_USER = "letters, digits and '.', '_', '-', '+', '@'; it does not begin with '-'"
+_HOST = f"use at most {HOST_CHARS_MAX} letters, digits, '.', '_' and '-' (not first), or an IP address"
+_USER = "use letters, digits, '.', '_', '-' (not first), '+' and '@'"
 
 
 def host_problem(host: str) -> str:
@@ -26,7 +26,7 @@ def user_problem(user: str) -> str:
 
 
 def jump_problem(jump: str) -> str:
-    """Why `jump` is invalid, "" if it is valid: `[user@]host[:port]` separated by commas, as in `ssh -J`."""
+    """Why `jump` is invalid; "" if it is a valid list of `[user@]host[:port]`, as in `ssh -J`."""
     for word in filter(None, (w.strip() for w in jump.split(","))):
         user, at, place = word.rpartition("@")
         host, _ = split_port(place)

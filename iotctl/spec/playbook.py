@@ -74,8 +74,8 @@ class Parameter(msgspec.Struct, frozen=True):
 
 class Verb(msgspec.Struct, frozen=True):
     """`words` begin the command line; () for a verb that is not a command. `reads`: the verb changes nothing,
-    so its whole result can be registered; of other verbs, only whether they changed something. `asks`: the
-    command asks for consent, which `--yes` gives."""
+    so its whole result can be registered; the result of any other verb is only whether it changed something.
+    `asks`: the command asks for consent, which `--yes` gives."""
 
     name: str
     words: tuple[str, ...]

@@ -41,8 +41,8 @@ def load_playbook(path: Path, verbs: Mapping[str, Verb]) -> Playbook:
 
 
 def check_values(playbook: Playbook, verbs: Mapping[str, Verb], values: Lookup) -> None:
-    """Check the arguments with variables as the commands would, except those that need a result of an earlier
-    step. `values` looks up a path.
+    """Check the arguments that contain variables as the commands would, except those that need a result of an
+    earlier step. `values` looks up a path.
 
     Raises:
         InputProblem: with the place of every mistake.
@@ -119,7 +119,7 @@ class Checker:
         for i, (step, own) in enumerate(zip(file.steps, step_ids(file.steps), strict=True)):
             if own in seen:
                 where = "id" if step.id else "uses"
-                self.fail(f"steps[{i}].id: {own!r} is also step {seen[own] + 1}", "steps", i, where)
+                self.fail(f"steps[{i}].id: {own!r} is also the id of step {seen[own] + 1}", "steps", i, where)
             seen.setdefault(own, i)
             self._step(i, step, registered)
             if step.register:
@@ -129,7 +129,7 @@ class Checker:
     def _variable(self, name: str, variable: VariableEntry) -> None:
         at = ("vars", name)
         if not name.isidentifier():
-            what = f"vars.{name}: a name may have only letters, digits and '_'"
+            what = f"vars.{name}: a name may have only letters, digits and '_', and no digit at the start"
             self.problems.append((self._loaded.where_key(*at), what))
         if variable.type not in TYPES:
             near = suggest(variable.type, list(TYPES))
@@ -294,7 +294,7 @@ class Checker:
         known = [*self._file.vars, *registered]
         unknown = [p for p in named if p[0] not in known]
         for one in unknown:
-            near = suggest(str(one[0]), known) if known else "; there are none"
+            near = suggest(str(one[0]), known) if known else "; no names are defined"
             self.fail(f"{name}: ${{{name_of(one)}}} is not defined before this{near}", *path)
         deep = [p for p in named if len(p) > 1 and p[0] in self._file.vars]
         for one in deep:

@@ -176,7 +176,7 @@ def test_parquet_with_timestamps(spec: Path) -> None:
         ("Time,v,w", (), "did you mean 'Time'?"),
         ("time;v;w", (), "separate the columns with commas"),
         ("time,v,w", ("--tag", "dev"), "--tag and --type"),
-        ("time,v,w", ("--type", "v=BLOB"), "a BLOB cannot be written in a CSV file"),
+        ("time,v,w", ("--type", "v=BLOB"), "a BLOB cannot be read from a CSV file"),
     ],
 )
 def test_an_invalid_header_is_reported_with_its_line(

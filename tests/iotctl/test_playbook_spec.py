@@ -74,7 +74,7 @@ def test_a_valid_playbook_is_read(tmp_path: Path) -> None:
         ("timeout: 2h", "serial: [1, 150%]", "18:17", "neither a number of nodes nor a share"),
         ("timeout: 2h", "max_unavailable: 2", "18:22", "restarts nothing"),
         ("timeout: 2h", "register: rate", "18:15", "'rate' is a variable"),
-        ("timeout: 2h", "id: plan", "18:9", "'plan' is also step 1"),
+        ("timeout: 2h", "id: plan", "18:9", "'plan' is also the id of step 1"),
         ("timeout: 2h", "id: ${node}", "18:9", "an id cannot have variables"),
         ("name: Add ${node}", "name: Add ${nod}", "13:11", "${nod} is not defined before this; did you mean"),
         ("name: Add ${node}", "name: Add ${token}", "13:11", "${token} is secret, but name is printed"),
