@@ -6,7 +6,8 @@ and `targets` the counts inside these ranges that need the fewest moves. The rec
 only *which* slots move, never how many.
 
 `move_slots_to_new` and `retrieve_slots_round_robin` are the balancers of old IoTDB, for comparison and for
-imports; this module's balancer never leaves a difference above 1 (IoTDB's reach 4 at 6 and 7 nodes).
+imports; this module's balancer never leaves a difference above 1 (IoTDB's
+balancers reach 4 at 6 and 7 nodes).
 """
 
 import heapq

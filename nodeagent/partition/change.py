@@ -2,7 +2,7 @@
 
 Moves and member lists are derived, never stored: a change consists of its kind, node, number of replicas and
 the two tables. The four rules for member lists (pre and formal, add and remove) are those of old IoTDB's
-two-phase change: pre only adds, formal only removes, formal includes pre, and each may be repeated in any
+two-phase change: pre only adds, formal applies pre and then only removes, and each may be repeated in any
 order. The stages of a change are those of its record (`model.operation`).
 """
 
@@ -162,7 +162,9 @@ def group_changes(old: Ring, new: Ring, replicas: int) -> list[MemberChange]:
 
 
 def pre_add(members: Members, new: NodeId, ring: Ring, replicas: int) -> Members:
-    """The group with `new` at its place on the ring, if that is inside the group's span; it only adds.
+    """The group with `new` at its place on the ring; no member is removed.
+
+    A group of at least `replicas` members does not change if that place is after its last member.
 
     Args:
         members: group owner first, in ring order.
@@ -185,7 +187,7 @@ def formal_add(members: Members, new: NodeId, ring: Ring, replicas: int) -> Memb
 
 
 def pre_remove(members: Members, leaving: NodeId, ring: Ring, replicas: int) -> Members:
-    """The group with the replacement of the leaving node appended; it only adds.
+    """The group with the replacement of the leaving node appended; no member is removed.
 
     The replacement is the last member by `ring`, which does not contain the leaving node any more. The group
     that the leaving node owns does not change: it serves until it is dissolved.

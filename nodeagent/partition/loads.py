@@ -1,16 +1,16 @@
 """Which slots move so that the loads of groups (bytes, or bytes written per second) become even.
 
 The level of a group is the load of its slots divided by its weight. Loads are even if no level is above
-`EVEN` times the mean, as far as whole slots allow. Each step is taken from the group with the highest level
-that has a step:
+`EVEN` times the mean, as far as whole slots allow. Of the groups that have a step, the one with the highest
+level takes its step next:
 
-- a *move*: the largest slot that the giver has in excess and the emptiest taker has room for; if only small
-  slots fit, the slot that leaves the higher level of the pair lowest;
+- a *move*: the largest slot that exceeds neither the giver's excess nor the emptiest taker's room; if only
+  small slots fit, the slot after whose move the higher level of the pair is lowest;
 - a *swap* of two slots, only above `EVEN` and only if no move helps.
 
 A *giant* is a slot that is too large for the taker even alone. It moves only if the higher level of the pair
-would then be lower than the level of the giver if it gave away all slots but its giants: two giants are
-separated, but a single giant stays and the small slots leave.
+is afterwards lower than the level that the giver would have with its giants alone: two giants are separated,
+but a single giant stays and the small slots leave.
 
 Every step lowers the higher level of its pair, so the search ends. It ends when no group above `AIM` has a
 move and no group above `EVEN` has a swap. That depends only on owners and loads, so that a plan made after a
@@ -125,8 +125,8 @@ class _Search:
             held.sort()
 
     def next_step(self, stuck: set[int]) -> _Step | None:
-        """The step of the group with the highest level that has a step; adds groups without one to
-        `stuck`."""
+        """The first step found, trying the groups from the highest level down; adds groups without a step
+        to `stuck`."""
         for giver in self._givers():
             if giver not in stuck:
                 step = self._move(giver) or self._swap(giver)
@@ -173,8 +173,8 @@ class _Search:
             return _Step(giver, taker, slots[at][1])
         level = self.held[giver] / self.weights[giver]
         best: tuple[float, int, int, int] | None = None
-        # If any taker can lower the pair's higher level, so can the one on which the smallest slot leaves the
-        # lowest level; choose the best slot for it.
+        # If a move to any taker lowers the pair's higher level, so does a move to the taker whose level is
+        # lowest with the giver's smallest slot added: try this taker too.
         after = (self.held + slots[0][0]) / self.weights
         after[giver] = np.inf
         for i in {taker, int(after.argmin())} - {giver}:
@@ -205,7 +205,7 @@ class _Search:
         return slots[max(0, at - 1) : at + 1]
 
     def _swap(self, giver: int) -> _Step | None:
-        """The swap that leaves the pair's higher level lowest, with one of the emptiest takers."""
+        """The best swap with one of the emptiest takers: the pair's higher level is lowest after it."""
         level = self.held[giver] / self.weights[giver]
         if level <= EVEN * self.mean:
             return None

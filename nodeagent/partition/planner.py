@@ -74,8 +74,8 @@ def plan_members(
 ) -> tuple[Change, ...]:
     """One change per node that joins, per (old, new) of `replaces`, and per node that leaves, in this order.
 
-    With `after`, the new nodes are placed after it in the order given. Without it, each new node gets the
-    place, of those that `places` allows (None: all), that copies the fewest bytes when it is placed; among
+    With `after`, the new nodes are placed after it in the order given. Without `after`, each new node
+    gets the place, of those that `places` allows (None: all), for which the fewest bytes are copied; among
     equals the widest gap, then the lowest position. An unbalanced table also moves slots between nodes that
     stay: with the last change, once all nodes have joined, and never if nodes are replaced, because some
     slots would move twice.
@@ -98,8 +98,8 @@ def plan_members(
         return changes[-1].new if changes else table
 
     def to_move(at: OwnerIndex) -> OwnerIndex:
-        """The slots that move with the current change: those `at`, or all that remain if it is the last
-        change."""
+        """The slots that move with the current change: those marked in `at`, or all that remain if it is the
+        last change."""
         last = not replaces and len(changes) == len(adds) + len(removes) - 1
         return np.flatnonzero(_indices(current(), names) != final if last else at)
 
@@ -303,8 +303,8 @@ def place_bytes(
         pairs: bytes that move, by (source, target) group owner.
         replicas: at most the length of the ring.
 
-    After p, `node` owns a group with the R - 1 nodes after p, which need not copy bytes of groups they were
-    in; and it joins the groups of p and of the R - 2 nodes before p, whose last members leave.
+    Placed after p, `node` owns a group with the R - 1 nodes after p, which need not copy bytes of groups they
+    were in; and it joins the groups of p and of the R - 2 nodes before p, whose last members leave.
     """
     n = len(ring)
     spared = [0] * n

@@ -122,7 +122,7 @@ def check_ranges(ranges: SlotRanges, slots: int) -> SlotRanges:
     """Return `ranges` if they are canonical and inside [0, slots), else raise `InvalidInput`."""
     if union(ranges) != ranges or (ranges and (ranges[0][0] < 0 or ranges[-1][1] > slots)):
         raise InvalidInput(
-            f"slot ranges are not sorted, disjoint and inside [0, {slots})",
+            f"slot ranges are not sorted, merged and inside [0, {slots})",
             next_step="sort and merge the ranges",
         )
     return ranges

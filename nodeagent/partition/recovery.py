@@ -16,7 +16,7 @@ def lost_groups(
     """Groups without a living majority, each with its living members.
 
     This includes a group whose recovery waits for a recovery leader that has died. A member that left the
-    cluster and stayed in the group, in place of a node that died before it could join, does not count as
+    cluster but is still in the group, because its replacement died before it could join, does not count as
     living: the other nodes ignore it.
     """
     lost = {}

@@ -17,7 +17,7 @@ REFUSED = (MembershipStatus.RETIRED, MembershipStatus.OLDER)
 
 
 class Admission:
-    """Checks the peers of one node. `wake` is called before the host may have to ask members about a peer."""
+    """Checks the peers of one node. `wake` is called when the host may have to ask members about a peer."""
 
     def __init__(
         self, host: HostPort, node: NodeId, identity: NodeFile, clock: Clock, wake: Callable[[], None]

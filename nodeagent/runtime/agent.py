@@ -50,7 +50,8 @@ TRANSFER_S_MAX = 2.0
 
 TRANSFER_POLL_S = 0.02
 SWITCH_INTERVAL_S = 0.0005
-"""The log thread waits at most this long for a busy loop to release the interpreter (default 5 ms)."""
+"""The log thread waits at most this long for a busy loop to release the interpreter; Python's default is
+5 ms."""
 
 EXIT_OK, EXIT_FAILED = 0, 1
 
@@ -68,7 +69,7 @@ class Agent:
         make_host: MakeHost | None = None,
         failpoints: Sequence[str] | None = None,
     ) -> None:
-        """`failpoints` (`scaling.failpoints`) are for tests: None allows none, else these are set."""
+        """`failpoints` (`scaling.failpoints`) are set, for tests; with None, none may be set."""
         self._failpoints = failpoints
         self._clock = Clock()
         self._make_host = make_host or self._open_host
@@ -344,7 +345,8 @@ class Agent:
         self._fail("log_failed", f"the log cannot be written, so this node stops: {error}")
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An uncaught exception is a bug: stop, because a running node might break a guarantee."""
+        """An uncaught exception, unless from a connection, is a bug: stop, because a running node might break
+        a guarantee."""
         error = context.get("exception")
         if isinstance(error, OSError | asyncio.CancelledError | ssl.SSLError):
             self.notes.write("connection_error", {"what": str(error)})

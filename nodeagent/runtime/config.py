@@ -155,7 +155,7 @@ def _check_values(config: NodeConfig, lines: dict[_Path, int], name: str) -> Non
             for i, s in enumerate(config.seeds)
         ),
         *(
-            (("seeds", i, "weight"), 0 < s.weight < float("inf"), "a weight must be a number above 0")
+            (("seeds", i, "weight"), 0 < s.weight < float("inf"), "a weight must be a finite number above 0")
             for i, s in enumerate(config.seeds)
         ),
         (("host",), config.tls or is_loopback(config.host), "without TLS only a loopback address is allowed"),

@@ -156,7 +156,7 @@ class Driver:
         self._host.on_reply(call, reply, self._clock.now())
 
     def on_refused(self, node: NodeId, error: NodeAgentError) -> None:
-        """A connection to `node` failed; logged once for each reason."""
+        """A connection to `node` failed; logged only if the reason differs from the last one."""
         if error.details.get("retired") == self._incarnation:
             self._host.on_retired(error.what, self._clock.now())
         if error.details.get("older") == self._incarnation:

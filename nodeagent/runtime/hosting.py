@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def create_host(opened: Opened, now: int, wall: int, failpoints: Sequence[str] | None) -> "Host":
-    """The host of an opened directory. `failpoints` are for tests: None allows none, else these are set.
+    """The host of an opened directory. `failpoints` are set, for tests; with None, none may be set.
     Raises `InvalidInput` if one of them does not exist."""
     from nodeagent.host.context import NodeRun
     from nodeagent.host.opening import Held, open_host

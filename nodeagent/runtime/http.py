@@ -94,7 +94,7 @@ def _response(head: bytes, answer: Callable[[str], Answer]) -> bytes:
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
         code, kind, body = 400, _TEXT, b"bad request\n"
     elif words[0] not in (b"GET", b"HEAD"):
-        code, kind, body = 405, _TEXT, b"only GET\n"
+        code, kind, body = 405, _TEXT, b"only GET and HEAD\n"
     else:
         code, kind, body = answer(words[1].decode("latin-1").partition("?")[0])
     lines = (

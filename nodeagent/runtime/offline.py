@@ -34,7 +34,8 @@ def mismatches(home: Disk, data: Disk, node: NodeId) -> dict[GroupId, str]:
     directory that was never started.
 
     Raises:
-        Damaged: `node.id` or the log is missing, belongs to another node, or is older than the other.
+        Damaged: `node.id` or the log is missing, unreadable, of another directory or an older copy.
+        Refused: the directory belongs to another node.
     """
     known = known_identity(home, node, f"{DATA_DIR}/{layout.GROUPS}")
     if known is None:
@@ -57,10 +58,11 @@ def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) 
     """One line for each checkpoint below the data directory, each file in its manifest, and each file or
     empty directory that no manifest names (`storage.leftovers`).
 
-    Keys: group, slot, name, bytes, found, valid. `found` is the XXH3-128 on disk, `missing`, the fault of a
-    checkpoint, or the kind of leftover. Leftovers are harmless, and expected while an operation is open or
-    soon after a crash; their `name` is a path below the data directory, except for orphans, which have the
-    name of a file in a manifest. `faults` is the result of `mismatches`.
+    Keys: group, slot, name, bytes, found, valid. `found` is the XXH3-128 on disk, `missing` or
+    `unreadable`; for a checkpoint, `ok` or its fault; for a leftover, its kind. Leftovers are harmless, and
+    expected while an operation is open or soon after a crash. Their `name` is a path below the data
+    directory, except for orphans, which have group, slot and name like a file of a manifest. `faults` is the
+    result of `mismatches`.
     """
     files = SlotFiles(disk)
     for group in sorted(faults.keys() - set(files.groups())):

@@ -45,7 +45,7 @@ class Puller:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, ask: Ask, no_room: Callable[[], str] = lambda: ""
     ) -> None:
-        """`no_room` returns why no file may be copied to this node now, "" if it may."""
+        """`no_room` returns why no file may be copied to this node now, "" if files may."""
         self._loop = loop
         self._ask = ask
         self._no_room = no_room
@@ -94,7 +94,8 @@ class Puller:
             raise InvalidInput(f"{node} answered a chunk request with {type(reply).__name__}")
         if len(reply.data) > wanted.length or wanted.offset + len(reply.data) > reply.size:
             raise InvalidInput(
-                f"{node} sent {len(reply.data)} bytes of {wanted.name} instead of {wanted.length}"
+                f"{node} sent {len(reply.data)} bytes of {wanted.name} at {wanted.offset} of {reply.size};"
+                f" {wanted.length} were requested"
             )
         return reply
 

@@ -1,7 +1,7 @@
 """Fair shares of slow reads: each peer runs a few at a time, and its other reads wait behind those.
 
-A node runs one file read at a time. Without shares, a reader that requests a thousand pages at once would
-make all other peers wait for all of them; with shares they wait for a few.
+A node runs one short and one heavy file read at a time. Without shares, a reader that requests a thousand
+pages at once would make all other peers wait for all of them; with shares they wait for a few.
 """
 
 from collections import deque

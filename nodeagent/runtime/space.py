@@ -34,7 +34,7 @@ class Space:
         return min((disk.free_bytes(), disk.total_bytes()) for disk in disks)
 
     def log_changes(self) -> None:
-        """Log once when the free space runs low, and once when it suffices again."""
+        """Log once when the data disk runs low on free space, and once when the space suffices again."""
         free = self._data.free_bytes()
         if (free < DISK_LOW_BYTES) != self._is_low:
             self._is_low = free < DISK_LOW_BYTES

@@ -63,7 +63,7 @@ def open_directory(directory: Path) -> Opened:
     Raises:
         InvalidInput: `node.yaml` has a mistake.
         Refused: another process runs on the directory, or it belongs to another node.
-        Damaged: `node.id` or the log is missing, unreadable, of another node, or older than the other;
+        Damaged: `node.id` or the log is missing, unreadable, of another directory or an older copy;
             nothing was deleted.
         OSError: any other error of the disk.
     """

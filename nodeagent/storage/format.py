@@ -156,7 +156,7 @@ def scan_rows(
     """One page of the rows in files and batches, or its aggregates.
 
     Raises:
-        FileCorrupt: a file's bytes do not match its meta; nothing was parsed.
+        FileCorrupt: a file's bytes do not match its meta, or cannot be read.
     """
     memory = [TableSource(_parts(batches), spec)] if batches else []
     if page.whole:

@@ -1,7 +1,7 @@
 """A request to a worker as bytes: the request without rows, then the rows of its batches unchanged.
 
-A close has up to 64 MiB of rows. Encoding them with the request would be one call of tens of milliseconds
-that holds the interpreter lock: the event loop would be blocked, and nothing would be logged.
+A close has up to 32 MiB of rows, or one larger unit. Encoding them with the request would be one call of tens
+of milliseconds that holds the interpreter lock: the event loop would be blocked, and nothing would be logged.
 """
 
 from collections.abc import Iterable, Iterator

@@ -23,7 +23,7 @@ _ASKED_FOR_BY_TSFILE = (
 def forbid_pandas() -> None:
     """Make `import pandas` fail in this process from now on, unless it was imported before.
 
-    None in `sys.modules` does not work, because compiled modules use it as the package.
+    None in `sys.modules` does not work, because compiled modules would use that None as the package.
     """
     sys.meta_path.insert(0, _NoPandas())
 

@@ -52,7 +52,7 @@ def _keep(disk: Disk, group: GroupId, meta: FileMeta, place: str, found: str) ->
     else:
         path = layout.quarantine_path(group, meta.slot, meta.name, found)
         if disk.exists(path) and hash_file(disk, path) != found:
-            disk.unlink(path)  # an incomplete copy of an earlier release, on a disk that cannot link
+            disk.unlink(path)  # an incomplete copy by an earlier release, on a disk that cannot link
     if not disk.exists(path):
         if count >= QUARANTINE_FILES_MAX:
             raise Overloaded(f"{directory} holds {count} damaged files already; analyse and remove them")

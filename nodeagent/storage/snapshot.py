@@ -121,10 +121,11 @@ class Snapshots:
         return tuple(filter(layout.is_snapshot, self._disk.listdir(layout.SNAPSHOTS) if present else ()))
 
     def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
-        """Drop snapshots that were not read from for `ttl_ms`, and unfinished ones; links pin deleted files.
+        """Drop snapshots that were not read from for `ttl_ms`, and unfinished ones: links keep deleted files
+        on the disk.
 
-        If the disk refuses to remove one, the others are still dropped. What is left of it without an index
-        is not served, and its removal is retried at the next call.
+        If the disk refuses to remove a snapshot, the others are still dropped. The rest of one whose index is
+        removed is not served, and the next call retries the removal.
 
         Args:
             now_ms: monotonic.

@@ -1,7 +1,7 @@
 """Apache TsFile's table model through the official `tsfile` package.
 
 Only worker processes import this module: the native writer holds the interpreter lock for the whole
-call, the native reader can crash or hang on damaged bytes, and its thread pool does not survive a fork.
+call, the native reader can crash or hang on damaged bytes, and the package's threads do not survive a fork.
 
 Requirements of the package, all measured on 2.5.0:
 - settings are process-wide, and lost unless a writer was opened before;
@@ -204,7 +204,8 @@ def read_batches(
 
 
 def tag_filter(tags: Iterable[tuple[str, str | None]], held: Collection[str]) -> "tsfile.TagFilter | None":
-    """A filter that keeps at least the wanted devices. NUL would end a native string early."""
+    """A filter that keeps at least the wanted devices; None keeps all. A value with NUL is not filtered by,
+    because NUL would end a native string early."""
     chosen = None
     for name, value in tags:
         if name not in held or (value is not None and "\0" in value):

@@ -1,7 +1,8 @@
 """The parent's side of the TsFile worker: a spawned process that may crash, hang or leak memory.
 
-It is spawned, never forked: a fork of a process that used the package hangs. It is replaced after every error
-(the native heap may be damaged), after a timeout, and after `FILES_MAX` files.
+It is spawned, never forked: a fork of a process that used the package hangs. It is replaced after an error
+that native code may have caused (its heap may be damaged), after a timeout, and after `FILES_MAX` files or
+`SCANS_MAX` pages.
 """
 
 import contextlib
@@ -57,7 +58,8 @@ HEAVY_NICE = 5
 on few processors; but high enough that closes keep up with writes."""
 
 SESSION_TRIES = 5
-"""Attempts to set the session's niceness at process start; there is one more before each later request."""
+"""Attempts to set the session's niceness at process start; until one succeeds, each later request
+makes one more."""
 
 SESSION_PAUSE_S = 0.11
 
@@ -208,7 +210,7 @@ class TsFileWorker:
 
 def _lower_session(pid: int, nice: int, tries: int) -> bool:
     """Set the niceness of the session that the process leads. Returns False if the kernel refused each time:
-    it allows ten changes a second, for all users except root together.
+    it allows all users except root, taken together, ten changes a second.
 
     If Linux groups processes by session ("autogroup", sched(7)), a process's own niceness counts only within
     its session. In the agent's session, a worker would take processor time from the event loop.
@@ -267,9 +269,9 @@ class Suspects:
 
 
 class WorkerEngine:
-    """`Engine` with a process for each kind of work, so that a long close delays no read, and a long read no
-    short read. The processes for compactions and heavy scans start when first needed; compactions run only
-    when the processor is idle."""
+    """`Engine` with a process for each kind of work, so that a long close delays no read, and a long read
+    delays no short read. The processes for compactions and heavy scans start when first needed; compactions
+    run only when the processor is idle."""
 
     def __init__(self, root: str, timeout_s: float = 120.0) -> None:
         self.closer = TsFileWorker(root, timeout_s, CLOSE_NICE)

@@ -27,7 +27,7 @@ def aggregate(rows: pa.Table, schema: TableSchema) -> pa.Table:
 
 
 def combine(parts: Sequence[pa.Table]) -> pa.Table:
-    """The aggregates of all rows, of the aggregates of at least one part; no row is in two parts."""
+    """The aggregates of all rows from those of their parts (at least one); no row is in two parts."""
     every = pa.concat_tables(parts)
     return pa.table({name: _of_parts(one_chunk(every.column(name))) for name in every.column_names})
 

@@ -82,7 +82,7 @@ def normalise(rows: Rows, schema: TableSchema, bytes_max: int | None = None) -> 
     they are converted.
 
     Raises:
-        SchemaMismatch: the table does not have a column, or its type cannot be cast to the table's type.
+        SchemaMismatch: a column is not in the table, or its type cannot be cast to the table's type.
         InvalidInput: `time` is missing or has a null, a name is repeated, the rows are too large, or a value
             does not fit its type or could not be read back from a file (`table.values`).
     """
@@ -203,7 +203,7 @@ def _exact_time(array: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(array.type):
         array = _cast(array, pa.timestamp("ms", array.type.tz), TIME)
     elif not pa.types.is_integer(array.type):
-        raise SchemaMismatch(f"`time` is {array.type}, not int64 or a timestamp", column=TIME)
+        raise SchemaMismatch(f"`time` is {array.type}, not an integer or a timestamp", column=TIME)
     if array.null_count:
         row = pc.index(pc.is_null(array), True).as_py()
         raise InvalidInput(f"`time` is null in row {row}", row=row)
@@ -272,7 +272,8 @@ def decode(ipc: bytes | memoryview, *, trusted: bool = False) -> pa.Table:
     UTF-8), because Arrow's kernels do not check them.
 
     Raises:
-        InvalidInput: the bytes are not an Arrow stream, or are compressed and not trusted.
+        InvalidInput: the bytes are not an Arrow stream, or are not trusted and are compressed or shared by
+            columns.
     """
     ipc = bytes(ipc)  # a slice of a longer buffer may not be aligned for Arrow's kernels
     if not trusted:

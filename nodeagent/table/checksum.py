@@ -207,7 +207,7 @@ def total(sums: pa.Table) -> Sums:
 
 
 def add(*sums: Sums) -> Sums:
-    """Totals of parts that share no cell."""
+    """The total of a whole from the totals of its parts, which share no cell."""
     return (
         sum(s[0] for s in sums) % _MOD,
         sum(s[1] for s in sums) % _MOD,

@@ -110,7 +110,8 @@ def matches(key: SeriesKey, spec: ScanSpec) -> bool:
 def page(
     sources: Sequence[Source], tombstones: Sequence[Tombstone], spec: ScanSpec, wanted: PageSpec
 ) -> Page:
-    """The next page; it has at least one row if there is one, however large the row is."""
+    """The next page; its first row fits however large the row is. A page before the last may be empty, if
+    deletes leave none of the rows read for it."""
     if wanted.after is None and wanted.until is None:
         rows = sum(source.rows_max() for source in sources)
         if rows * row_bytes(spec.schema, spec.fields) <= wanted.bytes_max:

@@ -18,7 +18,9 @@ def check_scan(spec: ScanSpec) -> None:
     schema = spec.schema
     names = {TIME, *(c.name for c in schema.columns)}
     if len(names) <= len(schema.columns) or any(c.type not in TYPES for c in schema.columns):
-        raise InvalidInput(f"invalid schema: column names must be unique, types are {', '.join(TYPES)}")
+        raise InvalidInput(
+            f"invalid schema: column names must be unique and not {TIME!r}, types are {', '.join(TYPES)}"
+        )
     for name, value in spec.tags:
         if name not in schema.tags:
             raise _no_column(schema, "tag", name, schema.tags)
@@ -54,12 +56,12 @@ def _no_column(schema: TableSchema, kind: str, name: str, there: Sequence[str]) 
     if name == TIME:
         why = "it is the time column; use a time range (--from, --to)"
     elif name in schema.tags:
-        why = "it is a tag; tags are always read, and filtered by --where"
+        why = "it is a tag; tags are always read, and --where filters rows by them"
     elif name in schema.fields:
         why = "it is a field, and rows can be filtered only by tags"
     else:
         why = "there is no such column"
     return InvalidInput(
-        f"no {kind} {name!r} in {place}: {why}; its {kind}s are: {', '.join(there) or 'none'}",
+        f"no {kind} {name!r} in {place}: {why}; the {kind}s are: {', '.join(there) or 'none'}",
         next_step=f"iotctl data schema --storage-group {schema.storage_group} --table {schema.table}",
     )

@@ -1,4 +1,4 @@
-"""Which values a row may have besides fitting their types: those that a TsFile returns unchanged.
+"""Which of the values that fit their types a row may have: those that a TsFile returns unchanged.
 
 Times must be within the years 1 to 9999. A tag value must not contain NUL, because the TsFile library ends
 the text there and treats `a\\0b` and `a\\0c` as one device, and is at most `TAG_BYTES_MAX` long. Fields are

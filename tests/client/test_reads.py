@@ -143,10 +143,10 @@ def test_an_unknown_read_level_is_refused_before_any_rows_are_requested() -> Non
         (
             None,
             {"v": "3"},
-            "no tag 'v' in root.a.m: it is a field, and rows can be filtered only by tags; its tags are: d",
+            "no tag 'v' in root.a.m: it is a field, and rows can be filtered only by tags; the tags are: d",
         ),
-        (None, {"x": "3"}, "no tag 'x' in root.a.m: there is no such column; its tags are: d"),
-        (["u"], {}, "no field 'u' in root.a.m: there is no such column; its fields are: v, w"),
+        (None, {"x": "3"}, "no tag 'x' in root.a.m: there is no such column; the tags are: d"),
+        (["u"], {}, "no field 'u' in root.a.m: there is no such column; the fields are: v, w"),
         (["d"], {}, "no field 'd' in root.a.m: it is a tag"),
         (None, {"d": 3}, "tag 'd' is text and cannot equal 3"),
     ],

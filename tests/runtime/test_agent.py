@@ -427,7 +427,7 @@ def test_failed_sync_ends_the_agent_with_an_error(tmp_path: Path, monkeypatch: p
 
 
 def test_http_answers_health_ready_metrics(tmp_path: Path) -> None:
-    """HTTP answers only these paths, and only GET."""
+    """HTTP answers only these paths, and refuses POST."""
 
     async def ask(port: int, line: str) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
