@@ -142,7 +142,7 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
             raise RefusedProblem(
                 f"the replica of group {record.group} on {node} is damaged; nothing was changed",
                 why=replicas[node].error,
-                next=f"nodeagent log check on {node}",
+                next=f"on the machine of {node}, with the agent stopped: nodeagent log check DIRECTORY",
             )
         if replicas[node].role == "leader":
             raise RefusedProblem(

@@ -288,7 +288,7 @@ def recover(
     ] = False,
     confirm: Confirm = None,
 ) -> int:
-    """Force the recovery of groups that permanently lost their majority with these nodes.
+    """Force the recovery of groups that lost their majority because these nodes are permanently lost.
 
     Each group continues from its live member with the newest log. Writes that only the lost nodes
     acknowledged are lost. Without --accept-data-loss nothing is changed (exit 5).

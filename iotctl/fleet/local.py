@@ -156,7 +156,7 @@ class LocalFleet:
                     raise RefusedProblem(
                         f"{node.name} was not started; started before it: {', '.join(started) or 'none'}",
                         why=f"{home}: {error.strerror or error}",
-                        next="free disk space, then repeat the command",
+                        next="end this cause, then repeat the command",
                     ) from error
                 started.append(node.name)
         return started

@@ -1,8 +1,8 @@
 """Repairs the mismatches of a verification: decides which file of which replica to replace, and replaces it.
 
 A file is *whole* on a replica if its bytes have the hash that the replica's manifest records. If a majority
-of all members of the group hold a file whole with the same manifest row at one cut, the other replicas get
-that file. Replicas that did not answer count against the majority. Without a majority nothing is changed,
+of all members of the group hold a file whole with the same manifest row at one log index, the other replicas
+get that file. Replicas that did not answer count against the majority. Without a majority nothing is changed,
 with one exception: files of a signed-off slot migration are taken from previous holders that still retain
 them.
 
@@ -33,7 +33,7 @@ from nodeagent.model.requests import ExportFiles, FileRepaired, OpenSource, Repa
 from nodeagent.partition import ranges
 
 SOURCES = 2
-"""Copies offered per repair; the second copy is a fallback."""
+"""Current replicas offered per repair; the second is a fallback. Previous holders are offered, too."""
 
 EXPORT_TIMEOUT_S = 60.0
 REPAIR_TIMEOUT_S = 600.0
@@ -147,7 +147,7 @@ def _why_not(
 ) -> str:
     """Why the file may not be replaced; "" if it may."""
     if view.cut is None:
-        return "the group has no cut at which its replicas could be compared"
+        return "the group could not close its rows in memory, so its replicas could not be compared"
     if wanted is None:
         return (
             f"no majority of the {len(view.members)} replicas holds the same whole version of the file,"

@@ -95,7 +95,7 @@ def condition(text: str) -> Condition:
     if found is None:
         raise BadExpression(
             f"{text.strip()!r} is not a condition; write `${{a}}`, `not ${{a}}` or `${{a}} == b`,"
-            " with text in quotes"
+            " with quotes around text of several words"
         )
     left, right = found["left"], found["right"] or ""
     if not found["op"] and not left.startswith("${") and left not in _WORDS:

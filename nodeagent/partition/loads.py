@@ -5,7 +5,7 @@ The level of a group is the load of its slots divided by its weight. Loads are e
 level takes its step next:
 
 - a *move*: the largest slot that exceeds neither the giver's excess nor the emptiest taker's room; if only
-  small slots fit, the slot after whose move the higher level of the pair is lowest;
+  small slots fit, the slot whose move leaves the higher of the two groups' levels lowest;
 - a *swap* of two slots, only above `EVEN` and only if no move helps.
 
 A *giant* is a slot that is too large for the taker even alone. It moves only if the higher level of the pair

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy.ma  # noqa: F401  # `np.unique` imports it when first called, which would hold up a turn for 40 ms
+import numpy.ma  # noqa: F401  # `np.unique` imports it when first called, which would hold up the loop for 40 ms
 import psutil
 import pyarrow as pa
 
@@ -200,7 +200,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        # The first conversion makes pyarrow look for pandas. If pandas may be imported (`pandas_free`), that
+        # The first conversion makes pyarrow look for pandas. Unless `pandas_free` forbids that import, it
         # takes up to a second, which must not delay the first write.
         pa.array([0]).to_numpy()
         if config.tls:
@@ -364,7 +364,7 @@ class Agent:
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Run a call on the loop, from any thread; dropped if the loop is closed, since then nothing waits for
-    it."""
+    """Run a call on the loop, from any thread; dropped if the loop is closed, because then nothing waits
+    for it."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

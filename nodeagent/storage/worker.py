@@ -48,7 +48,7 @@ DEATHS_MAX = 2
 """If this many processes die or fail in native code on one file, the file counts as the cause."""
 
 SUSPECTS_MAX = 1024
-"""Most files for which such deaths are counted."""
+"""The number of files for which such deaths are counted."""
 
 NICE_MAX = 19
 COMPACT_NICE = 15
@@ -64,7 +64,7 @@ makes one more."""
 SESSION_PAUSE_S = 0.11
 
 COMPACT_TIMEOUT_FACTOR = 5
-"""Factor on the usual timeout: compactions run only when the processor is idle."""
+"""Factor on the usual timeout: compactions have the lowest priority and wait on a busy machine."""
 
 _WATCHDOG_FACTOR = 1.5
 """The child ends itself after this many timeouts from the start of a request."""
@@ -112,7 +112,7 @@ class TsFileWorker:
         """Send one request and wait for its reply.
 
         Raises:
-            WorkerDied: the process died or took too long; no file has a name yet, so retry.
+            WorkerDied: the process died or took too long. No output has its final name: a retry is safe.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with self._lock:
@@ -271,7 +271,7 @@ class Suspects:
 class WorkerEngine:
     """`Engine` with a process for each kind of work, so that a long close delays no read, and a long read
     delays no short read. The processes for compactions and heavy scans start when first needed; compactions
-    run only when the processor is idle."""
+    have the lowest priority."""
 
     def __init__(self, root: str, timeout_s: float = 120.0) -> None:
         self.closer = TsFileWorker(root, timeout_s, CLOSE_NICE)

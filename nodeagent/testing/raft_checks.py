@@ -1,4 +1,4 @@
-"""Checks of S1 to S7, S12 and S16 of `docs/internals/invariants.md`, after every turn of every machine.
+"""Checks of S1 to S7, S12 and S16 of `docs/internals/invariants.md`, after every turn of a machine's loop.
 
 A turn is checked before its effects are sent, and only what it changed is checked.
 """
@@ -68,7 +68,7 @@ class RaftSafety:
         """Replicas that a forced recovery excluded; their logs no longer count."""
 
     def fork(self, sim: Sim[Any]) -> "RaftSafety":
-        """An independent copy, for the nodes of `sim`."""
+        """An independent copy for the nodes of `sim`, without `_led`, which only the scaling checks use."""
         made = RaftSafety(sim, by_scaling=self._by_scaling)
         made._leaders, made._applied = dict(self._leaders), dict(self._applied)
         made._durable = dict(self._durable)
@@ -199,7 +199,8 @@ class RaftSafety:
             self._marks_of(node).pop(group, None)
 
     def _vote(self, node: Machine, group: GroupId, term: int, candidate: NodeId) -> None:
-        """Check a vote that leaves the node; a vote lost to a power cut before that was never given."""
+        """Check a vote that leaves the node. A vote that a power cut loses before it is sent was never
+        given."""
         key = (node.incarnation, group, term)
         self._note_term(node, group, term)
         first = self._votes.setdefault(key, candidate)
