@@ -160,8 +160,8 @@ class BlockingCluster:
         limit: int | None = None,
         on_age: OnAge | None = None,
     ) -> pa.Table:
-        """As `Cluster.scan`; `on_age` is called in the client's thread. Over the limit of 8 parameters for
-        the same reason as `Cluster.scan`."""
+        """As `Cluster.scan`; `on_age` is called in the client's thread. Over the limit of 8 parameters
+        because `Cluster.scan` has as many."""
         return self._loop.run(
             self._cluster.scan(
                 storage_group,
