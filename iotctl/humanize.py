@@ -1,6 +1,6 @@
 """Human-readable numbers; JSON output does not use them."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -22,6 +22,18 @@ def time_text(time_ms: int | None) -> str:
     if not time_ms:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def row_time_text(time_ms: object) -> str:
+    """The exact time of a row in RFC 3339 and UTC. Unchanged if it is not an integer, or is outside the years
+    1 to 9999."""
+    if not isinstance(time_ms, int):
+        return str(time_ms)
+    try:
+        moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return str(time_ms)
+    return moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
 def span_text(seconds: float | None) -> str:

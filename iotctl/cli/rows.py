@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from iotctl.cli.session import Session
-from iotctl.humanize import count_text, span_text, time_text
+from iotctl.humanize import count_text, row_time_text, span_text, time_text
 from iotctl.output.document import document, to_json, to_json_line, to_yaml
 from iotctl.output.table import Table
 from nodeagent.model.text import printable
@@ -40,23 +40,11 @@ def print_rows(session: Session, rows: pa.Table, read: str, age_ms: int | None) 
         session.out.write(to_json(body) if kind == "json" else to_yaml(body))
     else:
         cells = [
-            [_time(v) if name == "time" else "" if v is None else v for name, v in row.items()]
+            [row_time_text(v) if name == "time" else "" if v is None else v for name, v in row.items()]
             for row in _plain(rows)
         ]
         session.out.write(Table(rows.column_names, cells).render(wide=True))
     session.out.flush()
-
-
-def _time(value: object) -> str:
-    from datetime import UTC, datetime, timedelta
-
-    if not isinstance(value, int):
-        return str(value)
-    try:
-        moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=value)
-    except OverflowError:
-        return str(value)
-    return moment.isoformat(timespec="milliseconds" if value % 1000 else "seconds").replace("+00:00", "Z")
 
 
 def _plain(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:

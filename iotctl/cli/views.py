@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iotctl.humanize import bytes_text, count_text, span_text, time_text
+from iotctl.humanize import bytes_text, count_text, row_time_text, span_text, time_text
 from iotctl.output.table import Table
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def slot_tables(s: SlotsView) -> list[Table | str]:
 
 
 def route_tables(r: RouteView) -> list[Table | str]:
-    span = f"{time_text(r.time_from_ms)} to {time_text(r.time_to_ms)}"
+    span = f"{row_time_text(r.time_from_ms)} to {row_time_text(r.time_to_ms)}"
     title = f"{r.storage_group}, time partition {r.time_partition}: {span}"
     places = [
         (p.slot, p.shard, p.owner, " ".join(p.members), p.moving_from or "-", len(p.files)) for p in r.routes

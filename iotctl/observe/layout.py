@@ -142,15 +142,12 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
         RefusedProblem: there is no such storage group.
     """
     view = cluster.meta()
-    known = sorted({s.storage_group for s in view.schemas})
-    if storage_group is not None and storage_group.lower() not in known:
-        why = f"storage groups: {', '.join(known) or 'none'}"
-        raise RefusedProblem(f"there is no storage group {storage_group}", why=why, next="iotctl data schema")
+    wanted = stored_group(view, storage_group) if storage_group is not None else ""
     groups = [g for g in view.groups if not g.dissolving]
     loads: dict[tuple[int, str], list[int]] = {}
     unread = []
     for group in groups:
-        listed = _list(cluster, group, (storage_group or "").lower())
+        listed = _list(cluster, group, wanted)
         if listed is None:
             unread.append(group.group)
             continue
@@ -178,6 +175,15 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
         replicas=view.settings.replicas,
         ring=[RingPlace(n, places[n].position, places[n].weight) for n in view.ring],
     )
+
+
+def stored_group(view: MetaView, storage_group: str) -> str:
+    """The name of the storage group as it is stored. Raises `RefusedProblem` if there is no such group."""
+    name, known = storage_group.lower(), sorted({s.storage_group for s in view.schemas})
+    if name not in known:
+        why = f"storage groups: {', '.join(known) or 'none'}"
+        raise RefusedProblem(f"there is no storage group {storage_group}", why=why, next="iotctl data schema")
+    return name
 
 
 def slot_ranges(view: MetaView) -> list[SlotRange]:

@@ -1,18 +1,19 @@
 """Where the rows of a storage group and a time are: slots, groups, members and files."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from iotctl.errors import InputProblem, RefusedProblem
+from iotctl.errors import InputProblem
 from iotctl.observe.cluster import Cluster
-from iotctl.observe.layout import slot_ranges
+from iotctl.observe.layout import SlotRange, slot_ranges, stored_group
 from nodeagent.model.errors import NodeAgentError
-from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.requests import MetaView
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.hash import shard_of, slot_of, time_partition, time_span
+from nodeagent.partition.ranges import SlotRanges, from_slots
 
 
 class RoutedFile(msgspec.Struct, frozen=True):
@@ -24,6 +25,9 @@ class RoutedFile(msgspec.Struct, frozen=True):
     bytes: int
     time_min_ms: int
     time_max_ms: int
+
+
+Files = dict[PartitionKey, list[RoutedFile]]
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -70,21 +74,35 @@ def route_of(
         InputProblem: there is no such table, or no table with these tags.
     """
     view = cluster.meta(strong=True)
-    group, settings = storage_group.lower(), view.settings
+    group, settings = stored_group(view, storage_group), view.settings
     shards = _shards(_tables(view, group, table, tags), tags, settings.shards)
     number = time_partition(time_ms, settings.time_partition_interval_ms, settings.hash_mode)
     first, last = time_span(number, settings.time_partition_interval_ms, settings.hash_mode)
-    routes = [
-        _route(cluster, view, PartitionKey(group, number, shard), tables) for shard, tables in shards.items()
-    ]
+    ranges = slot_ranges(view)
+    places = {shard: _place(ranges, slot_of(group, number, shard, settings)) for shard in shards}
+    held = _files(cluster, places.values())
+    routes = []
+    for shard, tables in shards.items():
+        slot, place = places[shard]
+        member, files = held[place.group]
+        own = files.get(PartitionKey(group, number, shard), [])
+        routes.append(
+            Route(
+                shard=shard,
+                tables=tables,
+                slot=slot,
+                owner=place.owner,
+                group=place.group,
+                members=place.members,
+                moving_from=place.moving_from,
+                read_from=member,
+                files=[f for f in own if f.table in tables],
+            )
+        )
     return RouteView(view.table_version, group, number, first, last, routes)
 
 
 def _tables(view: MetaView, group: str, table: str | None, tags: Mapping[str, str]) -> list[TableSchema]:
-    known = sorted({s.storage_group for s in view.schemas})
-    if group not in known:
-        why = f"storage groups: {', '.join(known) or 'none'}"
-        raise RefusedProblem(f"there is no storage group {group}", why=why, next="iotctl data schema")
     name = (table or "").lower()
     wanted = [s for s in view.schemas if s.storage_group == group and name in ("", s.table)]
     if not wanted:
@@ -109,34 +127,29 @@ def _shards(schemas: Sequence[TableSchema], tags: Mapping[str, str], shards: int
     return dict(sorted(found.items()))
 
 
-def _route(cluster: Cluster, view: MetaView, key: PartitionKey, tables: list[str]) -> Route:
-    slot = slot_of(key.storage_group, key.time_partition, key.shard, view.settings)
-    place = next(r for r in slot_ranges(view) if r.start <= slot < r.end)
-    member, files = _files(cluster, place.group, place.members, slot)
-    return Route(
-        shard=key.shard,
-        tables=tables,
-        slot=slot,
-        owner=place.owner,
-        group=place.group,
-        members=place.members,
-        moving_from=place.moving_from,
-        read_from=member,
-        files=[
-            RoutedFile(f.name, f.table, f.rows, f.size, f.time_min, f.time_max)
-            for f in files
-            if f.partition == key and f.table in tables
-        ],
-    )
+def _place(ranges: Sequence[SlotRange], slot: int) -> tuple[int, SlotRange]:
+    return slot, ranges[bisect_right(ranges, slot, key=lambda r: r.start) - 1]
 
 
-def _files(
-    cluster: Cluster, group: str, members: Sequence[str], slot: int
-) -> tuple[str, tuple[FileMeta, ...]]:
-    """The first member that answers, and its files of the slot; ("", ()) if none does."""
+def _files(cluster: Cluster, places: Iterable[tuple[int, SlotRange]]) -> dict[str, tuple[str, Files]]:
+    """Group -> the first member that answers, and its files of the slots; ("", {}) if none answers."""
+    slots: dict[str, list[int]] = {}
+    members: dict[str, list[str]] = {}
+    for slot, place in places:
+        slots.setdefault(place.group, []).append(slot)
+        members[place.group] = place.members
+    return {group: _manifest(cluster, group, members[group], from_slots(slots[group])) for group in slots}
+
+
+def _manifest(cluster: Cluster, group: str, members: Sequence[str], slots: SlotRanges) -> tuple[str, Files]:
     for member in members:
         try:
-            return member, cluster.manifest(member, group, ((slot, slot + 1),)).files
+            manifest = cluster.manifest(member, group, slots)
         except NodeAgentError:
             continue
-    return "", ()
+        files: Files = {}
+        for f in manifest.files:
+            routed = RoutedFile(f.name, f.table, f.rows, f.size, f.time_min, f.time_max)
+            files.setdefault(f.partition, []).append(routed)
+        return member, files
+    return "", {}

@@ -8,8 +8,11 @@ import pytest
 
 from iotctl.errors import Exit
 from nodeagent.model.config import ClusterSettings
+from nodeagent.model.operation import Ranges
+from nodeagent.model.requests import ManifestReply
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.partition.hash import shard_of, slot_of
+from nodeagent.partition.ranges import to_slots
 from tests.iotctl.fakes import SLOTS, SPEC, FakeCluster, iotctl
 
 SETTINGS = ClusterSettings(name="plant", slots=SLOTS)
@@ -93,6 +96,32 @@ def test_files_of_the_partition_are_listed_from_a_member_that_answers(
     cluster.down.add(first["owner"])
     (again,) = [r for r in routes(spec, cluster, GROUP, SECOND_WEEK)["routes"] if r["shard"] == 0]
     assert again["read_from"] == first["members"][1] and again["files"] == first["files"]
+
+
+def test_each_group_is_asked_once(spec: Path) -> None:
+    """A cluster may have thousands of shards."""
+
+    class Counting(FakeCluster):
+        def manifest(self, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
+            asked.append((group, slots))
+            return super().manifest(node, group, slots)
+
+    asked: list[tuple[str, Ranges]] = []
+    found = routes(spec, Counting(tables=[table("m", "device")]), GROUP, SECOND_WEEK)["routes"]
+    assert sorted(group for group, _ in asked) == sorted({route["group"] for route in found})
+    for group, slots in asked:
+        assert set(to_slots(slots)) == {route["slot"] for route in found if route["group"] == group}
+
+
+@pytest.mark.parametrize(
+    ("time", "span"),
+    [("9999-12-31", "to 253"), ("0001-01-01", " -62"), ("1970-01-01", "1970-01-01T00:00:00Z to 1970-01-07")],
+)
+def test_a_time_partition_at_the_ends_of_the_calendar_is_shown(
+    spec: Path, cluster: FakeCluster, time: str, span: str
+) -> None:
+    done = iotctl(spec, "cluster", "route", GROUP, time, cluster=cluster)
+    assert done.code == 0 and span in done.out, done
 
 
 def test_a_group_without_answers_is_named(spec: Path, cluster: FakeCluster) -> None:
