@@ -117,13 +117,17 @@ def log_dump(
     """Print one JSON line for each operation, unreadable place and torn tail."""
     import msgspec
 
-    from nodeagent.log.check import dump
-    from nodeagent.runtime.log_entries import entry_lines
+    from nodeagent.log.check import EntryLines, dump
 
     if output != "jsonl":
         raise typer.BadParameter("use jsonl, the only format")
+    lines: EntryLines | None = None
+    if entries:
+        from nodeagent.runtime.log_entries import entry_lines
+
+        lines = entry_lines
     with _offline(directory) as disk:
-        for line in dump(disk, "log", group, entry_lines if entries else None):
+        for line in dump(disk, "log", group, lines):
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
 
 

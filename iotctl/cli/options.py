@@ -102,23 +102,15 @@ AcceptLayout = Annotated[
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Retain the old copies until a verification passes.")]
 DEPTHS = ("manifest", "hash", "content")
-Depth = Annotated[
-    str | None,
-    typer.Option(
-        "--depth",
-        metavar="|".join(DEPTHS),
-        parser=one_of(*DEPTHS),
-        help="Compare file lists, file hashes, or (by default) every value.",
-    ),
-]
+
+
+def _depth(text: str) -> object:
+    return typer.Option("--depth", metavar="|".join(DEPTHS), parser=one_of(*DEPTHS), help=text)
+
+
+Depth = Annotated[str | None, _depth("Compare file lists, file hashes, or (by default) every value.")]
 VerifyDepth = Annotated[
-    str | None,
-    typer.Option(
-        "--depth",
-        metavar="|".join(DEPTHS),
-        parser=one_of(*DEPTHS),
-        help="Verify file lists, file hashes, or (by default) every value; implies --verify.",
-    ),
+    str | None, _depth("Verify file lists, file hashes, or (by default) every value; implies --verify.")
 ]
 Rate = Annotated[
     str,

@@ -30,9 +30,7 @@ class AgentInspector:
         names = self._long_running(names, use)
         if names:
             return would(f"restart {', '.join(names)}")
-        return self._left_draining() or done(
-            f"no agent has been running for longer than {use.arguments['older_than']}"
-        )
+        return self._left_draining() or done(_none_since(use))
 
     def _left_draining(self) -> Inspection | None:
         left = left_draining(self._cluster())
