@@ -135,7 +135,8 @@ def cancel(
     found = pick(session.cluster.meta(strong=True), operation)
     row = describe_operation(found, now_ms=now_ms())
     _check_open(found)
-    if not row.cancellable:
+    is_cancelling = found.stage == "CANCELLING"
+    if not row.cancellable and not is_cancelling:
         if confirm is not None:
             session.confirm_name("cancel", name=session.source.name, given=confirm)
         reverse = {
@@ -152,8 +153,9 @@ def cancel(
     if dry_run:
         return session.output.would(f"cancel {found.id} ({found.title}): {cost}")
     session.output.note(f"{found.id}: {cost}")
-    session.confirm(f"cancel {found.id} ({found.title})?", yes=yes)
-    control(session.cluster, found.id, "cancel", session.operator)
+    if not is_cancelling:
+        session.confirm(f"cancel {found.id} ({found.title})?", yes=yes)
+        control(session.cluster, found.id, "cancel", session.operator)
     try:
         watch_operation(session, found.id)
     except RefusedProblem:  # it was cancelled, as requested
@@ -162,7 +164,7 @@ def cancel(
 
 @app.command()
 def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
-    """Release the old copies that --hold-release retains; if a node leaves, wait until it has left."""
+    """Release the old copies that --hold-release retains; if a node leaves, return when it has left."""
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import control, pick
 

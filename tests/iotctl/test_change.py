@@ -392,6 +392,14 @@ def test_cancel_only_up_to_sealed(spec: Path) -> None:
     assert [s.verb for s in early.steered] == ["cancel"]
 
 
+def test_a_repeated_cancel_waits_for_the_first(spec: Path) -> None:
+    """It asks nothing and requests nothing: the operation is being cancelled already."""
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.CANCELLING)])
+    done = iotctl(spec, "ops", "cancel", "op-9", "--timeout", "300ms", cluster=cluster)
+    assert done.code == Exit.PARTLY and not cluster.steered, done.err
+    assert "op-9" in done.err and "can no longer" not in done.err
+
+
 def test_a_wait_that_times_out_is_partly_done(spec: Path) -> None:
     """Exit 6; the last line is the exact command to continue."""
     cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING)])
