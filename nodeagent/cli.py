@@ -71,7 +71,7 @@ def init_command(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     replicas: Annotated[int, typer.Option(help="Number of copies of each row.")] = 3,
     join: Annotated[
-        bool, typer.Option(help="Wait until an operator adds the node to a running cluster.")
+        bool, typer.Option(help="The node waits until an operator adds it to a running cluster.")
     ] = False,
     tls: Annotated[bool, typer.Option(help="Use TLS with the certificates in DIRECTORY/tls.")] = True,
 ) -> None:
@@ -114,7 +114,7 @@ def log_dump(
     ] = False,
     output: Annotated[str, typer.Option("-o", "--output", help="Format; only jsonl.")] = "jsonl",
 ) -> None:
-    """Print one JSON line for each operation, unreadable place and torn tail."""
+    """Print one JSON line for each log operation, unreadable place and torn tail."""
     import msgspec
 
     from nodeagent.log.check import EntryLines, dump
@@ -182,9 +182,9 @@ def files_check(
     belongs to another node. If node.id is missing or names another node, nothing is checked and the exit code
     is 7.
 
-    A line whose `found` is orphan, staged, snapshot, quarantined, temporary, foreign or linked reports a file
-    that no manifest names. A running node removes such files when it no longer needs them,
-    except those in quarantine.
+    A line whose `found` is orphan, staged, snapshot, quarantined, temporary or foreign reports a file that no
+    manifest names; linked, a file that a manifest names and that has a second name. A running node removes
+    files and second names that it made when it no longer needs them, except those in quarantine.
     """
     import msgspec
 

@@ -213,7 +213,10 @@ def query(
     time_from: From = None,
     time_to: To = None,
     read: Read = "strong",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Print at most this many rows.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="Rows to print at most; default: 1000 in a table, else all."),
+    ] = None,
 ) -> None:
     """Print the rows of a table that match tags and a time range; -o csv prints CSV.
 

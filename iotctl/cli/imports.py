@@ -38,7 +38,9 @@ def _type(text: str) -> str:
 class ImportOptions:
     """How the columns and rows of a file are read."""
 
-    time: Annotated[str, typer.Option("--time", help="Time column: whole numbers or ISO 8601 text.")] = "time"
+    time: Annotated[str, typer.Option("--time", help="Column of times, whole numbers or ISO 8601 text.")] = (
+        "time"
+    )
     time_unit: Annotated[
         str,
         typer.Option(

@@ -101,7 +101,7 @@ def destroy(
     yes: Yes = False,
     confirm: Confirm = None,
 ) -> None:
-    """Stop every agent and delete the directory, if `local up` created it."""
+    """Stop every agent and delete the directory, which must be one that `local up` created."""
     from iotctl.fleet.local import LocalFleet
 
     session = session_of(ctx)

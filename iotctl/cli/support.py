@@ -24,7 +24,7 @@ def bundle(
         ),
     ] = None,
 ) -> None:
-    """Write an archive: cluster.yaml, status, events, operations, versions, logs of a local fleet.
+    """Write an archive: cluster.yaml, status, events, operations, versions and, of a local fleet, logs.
 
     The command works while nodes are down, and names them. The archive holds no private keys and no rows;
     values in cluster.yaml that look like secrets are redacted.

@@ -146,11 +146,11 @@ def _state(key: HostKey, known: Known) -> str:
 
 
 def check_unchanged(hosts: Sequence[EnrolledHost], replace: Sequence[str]) -> None:
-    """Raises `RefusedProblem` if a key has changed and its node is not named in `replace`."""
+    """Raises `RefusedProblem` if a key has changed or is revoked, and its node is not named in `replace`."""
     unnamed = [h.node for h in hosts if h.state == "changed" and h.node not in replace]
     if unnamed:
         raise RefusedProblem(
-            f"the host key of {', '.join(unnamed)} has CHANGED; nothing was written",
+            f"the host key of {', '.join(unnamed)} has CHANGED or is revoked; nothing was written",
             why="another machine may answer at this address",
             next="if the machine was reinstalled: iotctl cluster trust "
             + " ".join(f"--replace {n}" for n in unnamed),

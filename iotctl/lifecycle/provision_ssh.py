@@ -102,8 +102,8 @@ class SshProvisioner(Provisioner):
             aside = archive(host, agent.home)
         except IotctlError as error:  # the node is removed from the cluster already
             return (
-                f"{name} was removed, but its agent was not stopped: {error.what};"
-                " the cluster ignores the agent"
+                f"{name} was removed, but its machine was not cleaned up: {error.what};"
+                " if its agent still runs, the cluster ignores it"
             )
         return f"{name}: its agent has stopped, its files are in {aside}" if aside else ""
 

@@ -1,5 +1,5 @@
-"""Reads a cluster: its status, layout, operations and events, and the connection to its agents.
+"""Reads a cluster: its status, layout, operations and events. It also makes the connection to the agents.
 
-Nothing here changes a cluster, prints, or prompts the operator. Results are structs whose fields are the
-published JSON keys.
+Nothing here prints or prompts the operator. Only `operations.control`, and callers with their `Cluster`,
+change a cluster. Results are structs whose fields are the published JSON keys.
 """

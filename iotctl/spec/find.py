@@ -89,7 +89,8 @@ def cache_dir(env: Mapping[str, str]) -> Path:
 def runs_dir(explicit: str | None, env: Mapping[str, str], cwd: Path) -> Path:
     """The directory of the playbook runs against this cluster; every cluster has its own.
 
-    A cluster is identified by the path of its file; without a file, by the path that `init` would write.
+    A cluster is identified by the path of its file; without a valid file, by the path that `init` would
+    write.
     """
     try:
         place = find_cluster(explicit, env, cwd)[0].path

@@ -8,5 +8,5 @@ Invariants:
     a write keeps its (session, slot, sequence) on every attempt, so it is applied at most once;
     a definite error is raised only if no attempt can have taken effect;
     a read covers every requested slot or fails: an empty result never hides a missing slot;
-    every wait ends by a deadline.
+    every wait for an answer ends by a deadline; the wait for an operation has one only if the caller sets it.
 """

@@ -91,7 +91,7 @@ class Changes:
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
     ) -> Operation:
-        """The operation once `until` holds; `on_progress` is called whenever its state changes.
+        """The operation once `until` holds; `on_progress` is called whenever its record changes.
 
         Polling continues while the cluster does not answer: the operation does not depend on the client.
 
@@ -117,7 +117,7 @@ class Changes:
                 if until(current):
                     return current
             if end is not None and loop.time() >= end:
-                what = silence.what if silence else "it has not reached that state yet"
+                what = silence.what if silence else "the awaited state is not reached yet"
                 raise Unavailable(
                     f"waited {timeout_s:g} s for {operation}: {what}; the operation continues",
                     next_step=f"iotctl ops wait {operation}",

@@ -1,4 +1,4 @@
-"""The protocol of file formats, and the three operations on one: close a unit, compact files, scan files.
+"""The protocol of file formats, and three operations: close a unit, compact files, scan files.
 
 All are functions of their arguments alone, so a file's bytes depend only on the entry and the rows (law 6),
 not on a path, node, clock or process.

@@ -22,7 +22,7 @@ MUTANTS = (
         "(f for name, f in files.items())",
     ),
     Mutant(
-        "a delta names only the added files",
+        "a delta restores only the added files",
         "storage/checkpoint.py",
         "        files |= {f.name: f for f in _files_decoder.decode(delta.files)}",
         "        files = {f.name: f for f in _files_decoder.decode(delta.files)}",
@@ -80,7 +80,7 @@ MUTANTS = (
         "used = self._used_ms",
     ),
     Mutant(
-        "a snapshot is complete before its files are linked",
+        "a snapshot is complete before its links are durable",
         "storage/snapshot.py",
         '        self._disk.sync_dir(f"{directory}/files")\n',
         "",
@@ -105,7 +105,7 @@ MUTANTS = (
         "            return",
     ),
     Mutant(
-        "a resumed pull skips bytes that it lacks",
+        "a resumed pull does not hash the bytes that it already has",
         "storage/staging.py",
         "self._hash = hash_open_file(self._file, self.offset)",
         "self._hash = hash_open_file(self._file, 0)",
@@ -125,7 +125,7 @@ MUTANTS = (
         breaks="S11",
     ),
     Mutant(
-        "own files are not read before they are linked",
+        "own files are linked although their bytes differ",
         "storage/staging.py",
         '        if found != meta.xxh3:\n            raise FileCorrupt(\n                f"{source}',
         '        if False:\n            raise FileCorrupt(\n                f"{source}',
