@@ -17,7 +17,8 @@ import msgspec
 _REFERENCE = re.compile(r"\$(?P<escaped>\$)\{|\$\{(?P<path>[^}]*)\}?")
 _PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]+\])*")
 _STEP = re.compile(r"\.?([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
-_OPERAND = r"""\$\{[^}]*\}|"[^"]*"|'[^']*'|[^\s"'=!<>&|(){}$]+"""
+_QUOTED = """"[^"]*"|'[^']*'"""
+_OPERAND = rf"""\$\{{[^}}]*\}}|{_QUOTED}|[^\s"'=!<>&|(){{}}$]+"""
 _CONDITION = re.compile(
     rf"\s*(?P<negated>not\s+)?(?P<left>{_OPERAND})(\s*(?P<op>==|!=|<=|>=|<|>)\s*(?P<right>{_OPERAND}))?\s*"
 )
@@ -89,10 +90,10 @@ def text_of(value: Any) -> str:
 def condition(text: str) -> Condition:
     """Parse a condition. Raises `BadExpression` for a text that is not a complete condition."""
     list(references(text))
-    if re.search(r"\s(and|or)\s", text):
-        raise BadExpression("`and` and `or` are not supported; write two steps, or a list under `that`")
     found = _CONDITION.fullmatch(text)
     if found is None:
+        if re.search(r"\s(and|or)\s", re.sub(_QUOTED, "", text)):
+            raise BadExpression("`and` and `or` are not supported; write two steps, or a list under `that`")
         raise BadExpression(
             f"{text.strip()!r} is not a condition; write `${{a}}`, `not ${{a}}` or `${{a}} == b`,"
             " with quotes around text of several words"

@@ -265,11 +265,26 @@ def test_references_are_substituted(text: object, expected: object) -> None:
         ("${text3} < 4", True),
         ('${b} != "${b}"', False),
         ("${b} == 'two words'", False),
+        ('${b} == "this and that"', False),
+        ("'this or that' != ${b}", True),
         ("false", False),
     ],
 )
 def test_conditions(text: str, expected: bool) -> None:
     assert holds(condition(text), VALUES.__getitem__) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("${a} == 3 or ${e}", "`and` and `or` are not supported"),
+        ("${b} == 'one' and ${b} == 'two'", "`and` and `or` are not supported"),
+        ("${b} = 'this and that'", "is not a condition"),
+    ],
+)
+def test_and_between_conditions_is_told_from_and_in_quotes(text: str, said: str) -> None:
+    with pytest.raises(BadExpression, match=said):
+        condition(text)
 
 
 @pytest.mark.parametrize(
