@@ -72,12 +72,12 @@ def global_words(session: Session) -> list[str]:
 
 
 def absolute_words(session: Session) -> list[str]:
-    """As `global_words`, with absolute paths, and with the cluster even if the operator did not name it."""
+    """As `global_words`, with absolute paths, also of a cluster or certificate that no option names."""
     from iotctl.errors import IotctlError
 
     words = []
     with suppress(IotctlError):  # without cluster.yaml, the run changed no cluster
         words += ["--cluster", str(session.source.path.resolve())]
-    if session.options.identity:
-        words += ["--identity", str((session.cwd / session.options.identity).resolve())]
+    if named := session.options.identity or session.env.get("IOTCTL_IDENTITY"):
+        words += ["--identity", str((session.cwd / named).resolve())]
     return words

@@ -1,9 +1,12 @@
 """A command uses the certificate of its option, else of the environment, of the file, or of the user."""
 
+import io
 from pathlib import Path
 
 import pytest
 
+from iotctl.cli.inner_commands import absolute_words
+from iotctl.cli.session import GlobalOptions, Session
 from iotctl.errors import Unreachable
 from iotctl.observe.cluster import cluster_spec
 from iotctl.spec.cluster import load_cluster
@@ -29,6 +32,25 @@ def test_options_win_over_environment_over_file_over_default(tmp_path: Path) -> 
     env |= PEM | {"IOTCTL_IDENTITY": "other"}
     assert find_identity(None, env, source, tmp_path) == tmp_path / "other"
     assert find_identity("said", env, source, tmp_path) == tmp_path / "said"
+
+
+@pytest.mark.parametrize(
+    ("given", "env", "used"),
+    [
+        (None, {}, []),
+        (None, {"IOTCTL_IDENTITY": "theirs"}, ["theirs"]),
+        ("own", {"IOTCTL_IDENTITY": "theirs"}, ["own"]),
+    ],
+)
+def test_a_printed_command_works_from_any_directory(
+    tmp_path: Path, given: str | None, env: dict[str, str], used: list[str]
+) -> None:
+    """It names the certificate of this run, also if it comes from the environment."""
+    (tmp_path / "cluster.yaml").write_text(TEXT)
+    options = GlobalOptions(identity=given)
+    session = Session(io.StringIO(), io.StringIO(), io.StringIO(), env, tmp_path, options=options)
+    named = [w for name in used for w in ("--identity", str(tmp_path / name))]
+    assert absolute_words(session) == ["--cluster", str(tmp_path / "cluster.yaml"), *named]
 
 
 def test_an_incomplete_certificate_is_refused(tmp_path: Path) -> None:
