@@ -43,7 +43,7 @@ def trust(
     source = session.source
     shown = hosts.Enrolment(str(KnownHosts(source.directory).path), [])
     timeout_s = session.options.timeout_s
-    accepted = 0
+    stored = False
     for targets in hosts.stages_of(source, nodes or (), session.env):
         with session.progress() as progress:
             on_done = partial(progress.update, "machines", total=len(targets))
@@ -56,15 +56,16 @@ def trust(
             hosts.check_unchanged(rows, replace or ())
             _ask(session, [r for r in rows if r.state in ("new", "changed")], yes)
         except RefusedProblem as error:
-            if not accepted:
+            if not stored:
                 raise
+            refused = error.what.partition("; nothing was ")[0]
             raise Partly(
-                f"{accepted} keys were accepted and stored; then: {error.what}",
+                f"{refused}; the keys accepted before are stored",
                 why=error.why,
                 next=error.next or "iotctl cluster trust",
             ) from None
         hosts.accept(source, found)
-        accepted += sum(r.state in ("new", "changed") for r in rows)
+        stored |= any(r.state in ("new", "changed") for r in rows)
     session.output.emit("cluster-trust", shown, lambda: _trust_tables(shown))
     if any(h.state == "unreachable" for h in shown.hosts):
         return Exit.UNREACHABLE

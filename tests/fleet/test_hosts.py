@@ -10,6 +10,7 @@ import pytest
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
+from iotctl.errors import Exit
 from iotctl.fleet.ssh_config import CONFIG
 from tests.fleet.sshd import Sshd
 
@@ -157,6 +158,14 @@ def test_the_jump_host_is_trusted_first(start: Start, tmp_path: Path) -> None:
     code, out, _ = iotctl(tmp_path, "cluster", "trust", "--yes", "-o", "json")
     assert code == 0 and [h["node"] for h in json.loads(out)["hosts"]] == ["gate", "node1"]
     assert iotctl(tmp_path, "cluster", "check")[0] == 0
+
+    known = tmp_path / "known_hosts"
+    known.write_text("".join(line for line in known.open() if f":{gate.port} " not in line))
+    inner.stop()
+    start("other", address="127.0.0.2", port=inner.port)
+    code, _, err = iotctl(tmp_path, "cluster", "trust", "--yes")
+    assert code == Exit.PARTLY and "has CHANGED; the keys accepted before are stored" in err, err
+    assert "nothing was" not in err and f":{gate.port} " in known.read_text()
 
 
 def test_a_machine_that_does_not_answer_does_not_hide_the_others(start: Start, tmp_path: Path) -> None:
