@@ -237,7 +237,7 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
     Raises:
         InputProblem: with the place of the first error; `why` lists the others.
     """
-    if len(text) > BYTES_MAX:
+    if len(text.encode()) > BYTES_MAX:
         raise InputProblem(f"the file is larger than {BYTES_MAX >> 20} MiB", where=f"{file}:1:1")
     try:
         root = yaml.compose(text, Loader=_PlainLoader)

@@ -96,6 +96,7 @@ def test_nesting_and_size_are_limited() -> None:
     place, what = failure("name: a\nfree: " + "[" * 100_000)
     assert place == f"f:2:{7 + DEPTH_MAX - 1}" and "nested" in what
     assert "larger" in failure("#" * (BYTES_MAX + 1))[1]
+    assert "larger" in failure("#" + "ü" * (BYTES_MAX // 2))[1]
 
 
 def test_bytes_that_are_not_utf8_are_refused_with_their_place(tmp_path: Path) -> None:
