@@ -247,7 +247,7 @@ class Checker:
         nodes = next((p for p in verb.parameters if p.name in ("nodes", "names")), None)
         if step.serial and nodes is None:
             self.fail(f"steps[{i}].serial: {verb.name} takes no nodes", "steps", i, "serial")
-        if step.max_unavailable < 0:
+        if step.max_unavailable < 1 and ("steps", i, "max_unavailable") in self._loaded.keys:
             self.fail(f"steps[{i}].max_unavailable: must be at least 1", "steps", i, "max_unavailable")
         if step.max_unavailable and "max_unavailable" not in known:
             self.fail(

@@ -114,10 +114,14 @@ def test_a_skipped_step_may_have_invalid_values(place: Path) -> None:
     assert done.code == 0, done.err
 
 
-def test_a_negative_number_of_nodes_is_refused(place: Path) -> None:
-    (place / "p.yaml").write_text(f"{HEAD}  - {{uses: cluster.restart, max_unavailable: -1}}\n")
-    with pytest.raises(InputProblem, match="must be at least 1"):
+@pytest.mark.parametrize("number", [-1, 0])
+def test_less_than_one_node_at_once_is_refused(place: Path, number: int) -> None:
+    """0 does not mean the default."""
+    (place / "p.yaml").write_text(f"{HEAD}  - uses: cluster.restart\n    max_unavailable: {number}\n")
+    with pytest.raises(InputProblem, match="max_unavailable: must be at least 1") as caught:
         load_playbook(place / "p.yaml", VERBS)
+    lines = (place / "p.yaml").read_text().splitlines()
+    assert caught.value.where.endswith(f"p.yaml:{len(lines)}:22")
 
 
 @pytest.mark.parametrize("step", ["with: {nodes: []}", "with: {nodes: '${some}'}"])
