@@ -105,8 +105,8 @@ def execute(
     """
     if len(plan.steps) > 1 and not request.wait:
         raise UsageProblem(
-            "changing several nodes needs --wait: they change one after the other; nothing was changed",
-            next="omit --no-wait, or name one node",
+            "a change of several steps needs --wait: one step follows the other; nothing was changed",
+            next="omit --no-wait",
         )
     execution = _Execution(source, request, provisioner, on_note, on_update, lock)
     return execution.run(connected, plan)

@@ -299,8 +299,10 @@ def test_several_nodes_are_removed_one_after_the_other(spec: Path) -> None:
     (spec / "cluster.yaml").write_text(SPEC.replace("replicas: 3", "replicas: 3"))
     cluster = FakeCluster()
     words = ("cluster", "remove-node", "node3", "node5", "--yes")
-    assert iotctl(spec, *words, "--no-wait", cluster=cluster).code == Exit.USAGE
-    assert not cluster.begun
+    for several in (words, ("cluster", "replace-node", "node3", "node3", "--yes")):
+        refused = iotctl(spec, *several, "--no-wait", cluster=cluster)
+        assert refused.code == Exit.USAGE and refused.err.endswith("next: omit --no-wait\n"), refused.err
+        assert "a change of several steps needs --wait" in refused.err and not cluster.begun
     assert iotctl(spec, *words, cluster=cluster).code == 0
     assert [(c.node, c.table_version) for c in cluster.begun] == [("node3", 7), ("node5", 16)]
 
