@@ -29,7 +29,10 @@ changes.register(app)
 @app.command()
 @step(READS)
 def status(ctx: typer.Context, watch: Watch = False) -> int:
-    """Show the whole cluster: nodes, groups, operations, problems, even if most agents are down."""
+    """Show the cluster: nodes, lost groups, operations, problems, even if most agents are down.
+
+    -o json adds all groups.
+    """
     from iotctl.cli import views
 
     return _show(session_of(ctx), "cluster-status", views.status_tables, watch=watch)
