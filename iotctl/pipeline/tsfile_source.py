@@ -218,6 +218,8 @@ def _table_of(path: str, table: str) -> tuple[str, tuple[FileColumn, ...]]:
     tables = tables_in(Path(path).read_bytes(), path)
     if table:
         return table, tables.get(table, ())
+    if not tables:
+        raise InvalidInput(f"{path} has no tables: omit it, or name the table of the others with `table`")
     if len(tables) != 1:
         raise InvalidInput(f"{path} has the tables {', '.join(sorted(tables))}: choose one with `table`")
     return next(iter(tables.items()))

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructType
+from tsfile import TsFileWriter
 
 from iotctl.pipeline.tsfile_source import TsFileDataSource, cluster_option, parse_slots, spark_schema
 from nodeagent.model.errors import InvalidInput
@@ -145,3 +146,12 @@ def test_slots_option() -> None:
     assert parse_slots("") == ()
     with pytest.raises(InvalidInput, match="first-last"):
         parse_slots("7-x")
+
+
+def test_a_file_without_tables_is_named(tmp_path: Path) -> None:
+    """There is nothing to choose; with the option `table`, the file only adds no rows."""
+    path = str(tmp_path / "empty.tsfile")
+    TsFileWriter(path).close()
+    with pytest.raises(InvalidInput, match=r"empty\.tsfile has no tables"):
+        TsFileDataSource({"path": path}).schema()
+    assert TsFileDataSource({"path": path, "table": "machines"}).schema().names == ["time"]
