@@ -64,11 +64,10 @@ def _known(plan: Plan, where: str) -> Plan:
 
 
 def plan_again(plan: Plan) -> str:
-    """The command that plans the same kind of change, without its options, for the present state."""
-    if plan.from_spec:
-        return "iotctl plan spec --out FILE"
-    named = (n for s in plan.steps for n in (s.replaces, s.node) if n)
-    return " ".join(["iotctl plan", plan.kind, *named, "--out FILE"])
+    """The command that plans the same change for the present state."""
+    named = [n for s in plan.steps for n in (s.replaces, s.node) if n]
+    words = ["spec"] if plan.from_spec else [plan.kind, *named]
+    return " ".join(["iotctl plan", *words, *plan.options, "--out FILE"])
 
 
 def check_fresh(plan: Plan, table_version: int, spec_hash: str) -> None:

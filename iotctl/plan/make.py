@@ -71,7 +71,9 @@ def make_add(
         changes = _adding(facts, nodes, after)
     except Refused as error:
         return _plan(ADD, facts, (), (Refusal("no_place", after or "", error.what, error.next_step),))
-    return _plan(ADD, facts, changes, tuple(check_new_nodes(facts, nodes)), accept_layout=accept_layout)
+    unreachable = tuple(check_new_nodes(facts, nodes))
+    options = ("--after", after) if after else ()
+    return _plan(ADD, facts, changes, unreachable, options, accept_layout=accept_layout)
 
 
 def make_remove(facts: ClusterFacts, nodes: Sequence[NodeId], *, accept_layout: bool = False) -> Plan:
@@ -194,7 +196,9 @@ def make_rebalance(facts: ClusterFacts, strategy: str = "slots", moves_max: int 
     loads = loads_of(facts, strategy)
     by = None if strategy == "slots" else loads
     change = plan_rebalance(facts.table, facts.replicas, facts.slot_bytes or None, moves_max, by)
-    plan = _plan(REBALANCE, facts, () if change is None else (change,), ())
+    balanced = () if by is None else ("--strategy", strategy)
+    limited = () if moves_max is None else ("--max-moves", str(moves_max))
+    plan = _plan(REBALANCE, facts, () if change is None else (change,), (), (*balanced, *limited))
     final = facts.table if change is None or plan.refusals else change.new
     weights = facts.table.ring.weights
     before, after = (max_over_mean(t.owners.astype(np.int64), weights, loads) for t in (facts.table, final))
@@ -232,6 +236,7 @@ def _plan(
     facts: ClusterFacts,
     changes: Sequence[Change],
     refusals: tuple[Refusal, ...],
+    options: tuple[str, ...] = (),
     *,
     accept_layout: bool = False,
 ) -> Plan:
@@ -257,6 +262,7 @@ def _plan(
         refusals=refusals,
         steps=tuple(_step(c, cost, facts.rate_bytes_per_s) for c, cost in zip(changes, costs, strict=True)),
         replicas=facts.replicas,
+        options=(*options, "--accept-layout") if accept_layout else options,
     )
 
 

@@ -195,6 +195,9 @@ class Plan(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...] = ()
     """For a plan from cluster.yaml: the differences that no plan can resolve."""
 
+    options: tuple[str, ...] = ()
+    """The options of `iotctl plan` that decided what changes, such as `--after node2`."""
+
     @property
     def has_changes(self) -> bool:
         return bool(self.steps)

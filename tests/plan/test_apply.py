@@ -21,6 +21,7 @@ from nodeagent.partition.planner import plan_adds
 from .cases import facts_of
 
 FACTS = facts_of(6, 120, dict.fromkeys(range(0, 120, 2), 5))
+SKEWED = facts_of(7, 122, {0: 5, 7: 5, 14: 5})
 PLANS = {
     "add": make_add(FACTS, ["x", "y"]),
     "remove": make_remove(FACTS, ["n2", "n5"]),
@@ -79,6 +80,25 @@ def test_stale_plan_is_refused() -> None:
             check_fresh(PLANS["add"], version, spec_hash)
     with pytest.raises(RefusedProblem, match="stale"):
         changes_of(PLANS["add"], FACTS.table.stamped(8))
+
+
+@pytest.mark.parametrize(
+    ("plan", "command"),
+    [
+        (make_add(FACTS, ["x", "y"]), "add-node x y"),
+        (make_add(FACTS, ["x"], "n3"), "add-node x --after n3"),
+        (make_remove(FACTS, ["n2"], accept_layout=True), "remove-node n2 --accept-layout"),
+        (make_replace(FACTS, "n2", "x"), "replace-node n2 x"),
+        (make_rebalance(SKEWED), "rebalance"),
+        (make_rebalance(SKEWED, "bytes", 3), "rebalance --strategy bytes --max-moves 3"),
+    ],
+)
+def test_a_stale_plan_names_the_command_that_made_it(plan: Plan, command: str) -> None:
+    """The command has the options that decide what changes, also after the plan was saved."""
+    assert plan.has_changes
+    with pytest.raises(RefusedProblem) as caught:
+        check_fresh(from_yaml(to_yaml(plan)), 8, "h")
+    assert caught.value.next == f"iotctl plan {command} --out FILE"
 
 
 def test_refused_plan_cannot_be_executed() -> None:
