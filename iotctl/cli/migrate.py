@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.option_sets import with_option_sets
-from iotctl.cli.options import Depth, DryRun, Master, Rate, VerifyDepth, Yes
+from iotctl.cli.options import Depth, DryRun, Master, VerifyDepth, Yes, rate_option
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import Traits, never, step
 
@@ -39,7 +39,10 @@ class JobOptions:
     """How Spark moves the data."""
 
     master: Master = MASTER
-    rate: Rate = "auto"
+    rate: Annotated[
+        str | None,
+        rate_option("Cluster-wide copy rate, such as 200MB/s, or auto; default: the operation's rate."),
+    ] = None
     concurrency: Annotated[
         int, typer.Option(min=1, max=256, help="Copy at most this many units at the same time.")
     ] = 8
@@ -80,7 +83,7 @@ def migrate(
             next="iotctl verify compares all replicas",
         )
     chosen = depth or ("content" if verify_ else None)
-    bytes_per_s = parse_rate(job.rate) or None
+    bytes_per_s = None if job.rate is None else parse_rate(job.rate)
     if dry_run:
         row = describe_operation(wanted, now_ms=now_ms())
         there = f"{row.slots_done} of {row.slots_total} slots are copied"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import Confirm, DryRun, Yes, text_for
+from iotctl.cli.options import Confirm, DryRun, Yes, rate_option
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import READS, WORKS, Traits, step
 from iotctl.spec.units import parse_rate
@@ -210,15 +210,7 @@ def unlock(
 def set_option(
     ctx: typer.Context,
     operation: Id,
-    rate: Annotated[
-        str,
-        typer.Option(
-            "--rate",
-            metavar="RATE",
-            parser=text_for(parse_rate, "rate"),
-            help="New cluster-wide copy rate, such as 200MB/s, or auto.",
-        ),
-    ],
+    rate: Annotated[str, rate_option("New cluster-wide copy rate, such as 200MB/s, or auto.")],
     dry_run: DryRun = False,
 ) -> None:
     """Change the copy rate of a running operation."""

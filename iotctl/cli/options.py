@@ -112,15 +112,13 @@ Depth = Annotated[str | None, _depth("Compare file lists, file hashes, or (by de
 VerifyDepth = Annotated[
     str | None, _depth("Verify file lists, file hashes, or (by default) every value; implies --verify.")
 ]
-Rate = Annotated[
-    str,
-    typer.Option(
-        "--rate",
-        metavar="RATE",
-        parser=text_for(parse_rate, "rate"),
-        help="Cluster-wide copy rate, such as 200MB/s, or auto.",
-    ),
-]
+
+
+def rate_option(text: str) -> object:
+    return typer.Option("--rate", metavar="RATE", parser=text_for(parse_rate, "rate"), help=text)
+
+
+Rate = Annotated[str, rate_option("Cluster-wide copy rate, such as 200MB/s, or auto.")]
 Duration = text_for(parse_duration_ms, "duration")
 
 

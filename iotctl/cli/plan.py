@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.option_sets import with_option_sets
-from iotctl.cli.options import AcceptLayout, Nodes, Rate, one_of
+from iotctl.cli.options import AcceptLayout, Nodes, one_of, rate_option
 from iotctl.cli.session import Session, session_of
 from iotctl.playbook.traits import READS, Traits, step
 
@@ -35,7 +35,13 @@ Detailed = Annotated[
 class PlanOptions:
     """Where a plan gets its facts, and where it goes."""
 
-    rate: Rate = "auto"
+    rate: Annotated[
+        str,
+        rate_option(
+            "Copy rate to estimate the time with, such as 200MB/s; auto assumes 32 MiB/s. The rate of the"
+            " change itself is an option of `apply`."
+        ),
+    ] = "auto"
     out: Out = None
     detailed_exitcode: Detailed = False
     from_status: FromStatus = None

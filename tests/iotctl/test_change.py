@@ -13,6 +13,8 @@ from iotctl.cli.options import DEPTHS
 from iotctl.errors import Exit, RefusedProblem
 from iotctl.lifecycle.provision_ssh import SshProvisioner
 from iotctl.observe.operations import wait_operation
+from iotctl.pipeline import migrate
+from iotctl.pipeline.report import MigrateReport
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import MetaView, NodeStatus
@@ -392,6 +394,24 @@ def test_cancel_only_up_to_sealed(spec: Path) -> None:
     early = FakeCluster(operations=[make_operation("op-9", stage=Stage.SEALED)])
     assert iotctl(spec, "ops", "cancel", "op-9", "--yes", cluster=early).code == 0
     assert [s.verb for s in early.steered] == ["cancel"]
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"), [([], None), (["--rate", "auto"], 0), (["--rate", "1MB/s"], 10**6)]
+)
+def test_migrate_keeps_the_rate_of_the_operation_unless_one_is_given(
+    spec: Path, words: list[str], rate: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def run(*_: object, **options: object) -> MigrateReport:
+        given.append(options["rate"])
+        return MigrateReport("op-9")
+
+    monkeypatch.setattr(migrate, "run", run)
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.COPYING)])
+    iotctl(spec, "migrate", *words, cluster=cluster)
+    assert given == [rate]
 
 
 def test_a_repeated_cancel_waits_for_the_first(spec: Path) -> None:
