@@ -183,8 +183,9 @@ def files_check(
     is 7.
 
     A line whose `found` is orphan, staged, snapshot, quarantined, temporary or foreign reports a file that no
-    manifest names; linked, a file that a manifest names and that has a second name. A running node removes
-    files and second names that it made when it no longer needs them, except those in quarantine.
+    manifest names; linked, a file that a manifest names and that has a second name. Of these files and second
+    names, a running node removes those that it made itself, once it no longer needs them, except those in
+    quarantine.
     """
     import msgspec
 

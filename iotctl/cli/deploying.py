@@ -43,8 +43,8 @@ def deploy(
 ) -> int:
     """Make the machines match cluster.yaml: software, certificates, settings, running agents.
 
-    A machine without differences is not changed. `cluster upgrade` applies settings that agents read only at
-    startup.
+    A machine without differences is not changed. Agents that run keep their version and the settings that
+    are read only at startup, until `cluster upgrade`.
     """
     session = session_of(ctx)
     if session.fleet is not None:

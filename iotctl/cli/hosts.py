@@ -105,7 +105,7 @@ def _trust_tables(e: Enrolment) -> list[Table | str]:
     rows = [(h.node, h.host, h.type or "-", h.fingerprint or "-", h.state) for h in e.hosts]
     lines = [f"{h.node}: {h.error}" for h in e.hosts if h.error]
     table = Table(("node", "host", "key", "fingerprint", "state"), rows)
-    return [table, *(["\n".join(lines)] if lines else []), f"stored in {e.file}"]
+    return [table, *(["\n".join(lines)] if lines else []), f"accepted keys are stored in {e.file}"]
 
 
 def _check_tables(c: HostsChecked) -> list[Table | str]:

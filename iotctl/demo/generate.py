@@ -85,7 +85,7 @@ def _site(fleet: Fleet, number: int) -> pa.Table:
 
 
 def _walks(random: np.random.Generator, devices: int, steps: int, base: float) -> Float64s:
-    """One random walk per device, concatenated, in steps of a hundredth."""
+    """One random walk per device, concatenated: multiples of 0.01, each step at most 0.25."""
     moves = random.integers(-25, 26, size=(devices, steps), dtype=np.int64)
     start = int(base * 100) + random.integers(-500, 501, size=(devices, 1), dtype=np.int64)
     walks: Float64s = (start + moves.cumsum(axis=1)) / 100.0

@@ -142,7 +142,8 @@ def layout_violations(
     # A zone without nodes still counts: an operator with three zones learns that only two would be left.
     allowed = members_allowed(zones, {*ring.names, *(today.names if today else ())}, replicas)
     after = crowds(ring, zones, replicas, allowed)
-    # A node that no longer has a zone (a line deleted from cluster.yaml) hides the current overlaps.
+    # If a node of today's ring has no zone (a line deleted from cluster.yaml), today's overlaps are unknown:
+    # all overlaps of `ring` are reported.
     comparable = today is not None and all(n in zones for n in today.names)
     now = crowds(today, zones, replicas, allowed) if today is not None and comparable else []
     if len(after) > len(now):

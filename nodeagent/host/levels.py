@@ -36,7 +36,7 @@ class PeerLevels:
         return max(self.own.oldest, min((levels.newest for levels in spoken), default=FIRST))
 
     def prune(self, members: Collection[str]) -> None:
-        """Forget incarnations that left, once there are many."""
+        """Forget incarnations that are not members, once there are many."""
         if len(self._heard) > 2 * len(members) + PEERS_SPARE:
             self._heard = {i: levels for i, levels in self._heard.items() if i in members}
 

@@ -71,7 +71,7 @@ class Peers:
         self.skewed = skewed
 
     def look_for_older(self) -> None:
-        """Fence followers that lost entries that they acknowledged: their directory is an older copy."""
+        """Refuse followers that lost entries that they acknowledged: their directory is an older copy."""
         nodes = self._cluster.meta.image.nodes
         members = {n.incarnation for n in nodes.values()}
         self.starts.prune(members)

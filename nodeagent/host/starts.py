@@ -1,4 +1,4 @@
-"""The known starts of other nodes, by which an older copy of a node's directory is recognised and fenced.
+"""The known starts of other nodes, by which an older copy of a node's directory is recognised and refused.
 Pure.
 
 Every start of an agent has a number, counted in its directory, and a random nonce. A peer that sends a lower
@@ -14,7 +14,8 @@ import msgspec
 from nodeagent.model.ids import NodeId
 
 STARTS_SPARE = 64
-"""The starts of at least this many nodes that are no longer, or not yet, members are kept."""
+"""Starts of nodes that are not members (any more, or yet) are kept until these are this many more than the
+members; then all of them are forgotten."""
 
 
 class Start(msgspec.Struct, array_like=True, frozen=True):
@@ -70,7 +71,7 @@ class Starts:
         self._by_hello.discard(incarnation)
 
     def prune(self, members: Collection[str]) -> None:
-        """Forget incarnations that left, once there are many."""
+        """Forget incarnations that are not members, once there are many."""
         if len(self.newest) > 2 * len(members) + STARTS_SPARE:
             self.newest = {i: start for i, start in self.newest.items() if i in members}
 

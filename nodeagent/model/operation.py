@@ -87,7 +87,8 @@ class Options(msgspec.Struct, frozen=True):
     """Start no copy before the operator says so (`ControlOperation`, verb `go`)."""
 
     hold_release_ms: int = 0
-    """Retain the previous copies for this long after all slots are adopted; 0 does not hold them."""
+    """Retain the previous copies for this long after all slots are adopted (with `verify`: after the
+    sign-off); 0 does not hold them."""
 
     rate_bytes_per_s: int = 0
     """Rate at which a node pulls files; 0 lets the agents choose."""

@@ -1,9 +1,10 @@
 """A change of the partition table: two tables and everything that follows from them.
 
-Moves and member lists are derived, never stored: a change consists of its kind, node, number of replicas and
-the two tables. The four rules for member lists (pre and formal, add and remove) are those of old IoTDB's
-two-phase change: pre only adds, formal applies pre and then only removes, and each may be repeated in any
-order. The stages of a change are those of its record (`model.operation`).
+Moves and member lists are derived from the kind, the node, the number of replicas and the two tables; a saved
+change has only these. The record of an operation (`model.operation`) stores what was derived when it began,
+so a new rule does not affect an open operation. The four rules for member lists (pre and formal, add and
+remove) are those of old IoTDB's two-phase change: pre only adds, formal applies pre and then only removes,
+and each may be repeated in any order. The stages of a change are those of its record.
 """
 
 from collections.abc import Callable

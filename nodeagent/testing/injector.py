@@ -101,7 +101,7 @@ class Pace(NamedTuple):
 
 
 class Injector:
-    """Injects faults, drawn or given. `faults` counts them by kind; `done` records each one.
+    """Injects faults, drawn or given. `faults` counts the drawn ones by kind; `done` lists all injected ones.
 
     A subclass draws the faults of a kind in its method `_KIND`.
     """

@@ -79,7 +79,7 @@ def draw_stragglers(rng: random.Random) -> dict[str, int]:
 
 
 class Nemesis(Injector):
-    """Draws and injects the faults of one run. `faults` counts them by kind; `done` records each one."""
+    """Draws and injects the faults of one run; `faults` and `done` as in `Injector`."""
 
     def _kill(self) -> None:
         if node := self._some():
