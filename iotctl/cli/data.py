@@ -94,7 +94,9 @@ def export(
     read: Read = "strong",
     yes: Yes = False,
 ) -> None:
-    """Export a table to a file, from which `data import` reads the same rows.
+    """Export a table to a file that `data import` can read.
+
+    Arrow and Parquet files keep all values and types; CSV has no types and no NaN.
 
     The command asks before it replaces an existing file that is not empty.
 

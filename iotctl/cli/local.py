@@ -29,9 +29,13 @@ class NewFleet:
     """Settings of a fleet that `local up` creates."""
 
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes of a new fleet.")] = 5
-    replicas: Annotated[int, typer.Option(min=1, max=9, help="Number of copies of every row.")] = 3
-    slots: Annotated[int, typer.Option(min=1, help="Number of hash slots.")] = 10_000
-    shards: Annotated[int, typer.Option(min=1, help="Number of shards per storage group and week.")] = 8
+    replicas: Annotated[
+        int, typer.Option(min=1, max=9, help="Number of copies of every row in a new fleet.")
+    ] = 3
+    slots: Annotated[int, typer.Option(min=1, help="Number of hash slots of a new fleet.")] = 10_000
+    shards: Annotated[
+        int, typer.Option(min=1, help="Number of shards per storage group and week in a new fleet.")
+    ] = 8
     name: Annotated[str, typer.Option(help="Name of a new cluster.")] = "local"
 
 
