@@ -2,7 +2,8 @@
 
 The executed plan is the plan that was shown: each step carries its slots and ring position, and the plan
 carries the table version for which it was made. Once the meta group has recorded an operation, the agents
-complete it; waiting here only observes it.
+complete it without this program. What remains for it, at the end of a removal, is to stop the node's agent
+and to edit cluster.yaml.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +50,8 @@ Locked = Callable[[str], AbstractContextManager[None]]
 
 
 class Executed(msgspec.Struct, frozen=True):
-    """`operations` in the order they began; `state` is that of the last one. `nodes` joined or left."""
+    """`operations` in the order they began; `state` is that of the last one. `nodes`: those that the steps
+    add or remove; of a replacement, only the new one."""
 
     operations: list[str]
     state: str

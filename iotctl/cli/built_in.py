@@ -55,7 +55,8 @@ def _approve(
     try:
         session.confirm(message, yes=own in approved)
     except RefusedProblem as error:
-        return Ran(5, {"error": {"what": error.what, "next": f"repeat with --approve {own}"}}, "")
+        declined = error.what.partition("; nothing was ")[0]  # earlier steps may have changed something
+        return Ran(5, {"error": {"what": declined, "next": f"repeat with --approve {own}"}}, "")
     return Ran(0, {"changed": False}, "")
 
 

@@ -189,7 +189,7 @@ def _fence_dead(
                 f"{node} left the cluster during {found.id} ({found.title}), but {by} did not take its place",
                 next=f"iotctl cluster add-node {by}",
             )
-        _emit_change(session, Executed([found.id], found.state(), [node]), [found.title])
+        _emit_change(session, Executed([found.id], found.state(), [by or node]), [found.title])
         return True
     return False
 

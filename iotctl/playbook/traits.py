@@ -30,7 +30,8 @@ class Traits(NamedTuple):
     Attributes:
         reads: the command changes nothing, so its whole result can be registered; the result of any other
             command is only whether it changed something.
-        looks: the command only reads the cluster's state, so a check runs it, too.
+        looks: the command only reads the cluster's state, so a check runs it, too, if its result is
+            registered.
         inspect: finds what the command would do now; None if only a run shows this.
         undone_by: verbs that undo its work; a check, which does not run them, takes them into account.
         undo: the verb that undoes a step; "" if there is none. Removing or replacing a node has none: the

@@ -113,7 +113,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise InputProblem(
             "the file cannot be read",
             why=(str(error) or type(error).__name__).splitlines()[0],
-            next="check the file: it is damaged, or its format does not match its extension",
+            next="check whether the file is readable and whole, and its format matches its extension",
             where=str(path),
         ) from None
 

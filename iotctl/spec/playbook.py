@@ -181,7 +181,9 @@ def value_of(
         except (OSError, UnicodeDecodeError, IndexError) as error:
             if value is None:
                 raise UsageProblem(
-                    f"variable {name}: {variable.file} cannot be read", why=str(error)
+                    f"variable {name}: {variable.file} cannot be read",
+                    why="the file is empty" if isinstance(error, IndexError) else str(error),
+                    next=f"write the value into the file, or add --var {name}=…",
                 ) from None
     if value is None:
         also = f", or set {variable.env}" if variable.env else ""

@@ -47,7 +47,7 @@ class Link(Protocol):
         Raises:
             NodeAgentError: the error that the node answered or, with `connected` False, the error that
                 prevented a connection.
-            Unavailable: the request was not sent.
+            Unavailable: the request was not sent, or the node answered that it cannot serve it now.
             OutcomeUnknown: the node may have received the request, but no answer arrived.
         """
         ...

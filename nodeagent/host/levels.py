@@ -11,7 +11,8 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import NodeRecord
 
 PEERS_SPARE = 64
-"""The levels of at least this many nodes that are no longer, or not yet, members are kept."""
+"""Levels of nodes that are not members (any more, or yet) are kept until these are this many more than the
+members; then all of them are forgotten."""
 
 
 class PeerLevels:
@@ -61,7 +62,7 @@ class PeerLevels:
             if levels is None or (record.node != self._node and is_silent(record.node)):
                 raise Refused(
                     f"{record.node} does not respond: whether it supports feature level {level} is not known",
-                    next_step="start it, then repeat the command (iotctl cluster status)",
+                    next_step="start it (iotctl cluster status), then run iotctl cluster finalize-upgrade",
                 )
             if level not in levels:
                 raise Refused(

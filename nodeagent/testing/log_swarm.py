@@ -44,7 +44,7 @@ PURGED_SEGMENTS_MAX = 4
 """Maximum number of segments of a log in which no group has an entry."""
 
 ROOM_BYTES = 16_384
-"""Additional bytes that a full disk gains."""
+"""Bytes that a full disk gains beyond two segments."""
 
 
 class Report(msgspec.Struct):
@@ -149,7 +149,9 @@ class LogSwarm:
         self.odd["damaged"] += len(named)
         self.durable.reopened(found, must_fit=True, hurt=self.hurt)
         unreported = (self.reported & self.durable.lost) - named
-        assert not unreported, f"S15: {unreported} were damaged at the last start and never repaired"
+        assert not unreported, (
+            f"S15: {unreported}, damaged at the last start and not repaired, are not reported"
+        )
         self.reported = set() if self.unread else named
         self.hurt = self.unread = False
         self.damaged_in = {(d.group, d.segment) for d in found.damaged if d.segment in log.segments}

@@ -26,7 +26,7 @@ from iotctl.spec.playbook_check import load_playbook
 from nodeagent.model.operation import Stage
 from nodeagent.model.requests import BeginChange, Reply, Request
 from nodeagent.model.schema import Column, TableSchema
-from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
+from tests.iotctl.fakes import SPEC, FakeCluster, Tty, iotctl, make_operation
 
 VERBS = verbs()
 TEXT = """\
@@ -755,6 +755,8 @@ def test_an_approval_is_given_by_the_name_of_its_step(place: Path) -> None:
     words = ("playbook", "run", "p.yaml", "--var", "node=node2")
     refused = iotctl(place, *words, cluster=FakeCluster(), env=env)
     assert refused.code == 5 and "--approve sure" in refused.err
+    declined = iotctl(place, *words, cluster=FakeCluster(), env=env, stdin=Tty("n\n"))
+    assert "declined" in declined.err and "nothing was changed" not in declined.err  # earlier steps ran
     assert iotctl(place, *words, "--approve", "sure", cluster=FakeCluster(), env=env).code == 0
     unknown = iotctl(place, *words, "--var", "typo=1", cluster=FakeCluster(), env=env)
     assert unknown.code == 2 and "no such variable" in unknown.err

@@ -212,6 +212,14 @@ def test_values_come_from_the_command_line_then_the_environment_then_a_file(tmp_
     assert values["node"] == "given" and secrets == {"s3cret"}
 
 
+def test_an_empty_file_of_a_value_is_named_as_empty(tmp_path: Path) -> None:
+    book = load(tmp_path, GOOD.replace("{type: string}", "{file: node.txt}"))
+    (tmp_path / "node.txt").write_text("")
+    with pytest.raises(UsageProblem, match="node.txt cannot be read") as refused:
+        values_of(book, {}, {"TOKEN": "s3cret"})
+    assert refused.value.why == "the file is empty" and "--var node=" in refused.value.next
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [({}, "node has no value"), ({"nod": "x"}, "no such variable"), ({"node": "x", "rate": "fast"}, "rate")],
