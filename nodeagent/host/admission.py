@@ -135,10 +135,11 @@ class Admission:
         self._done = self._ended = True
 
     def ask_missing(self) -> bool:
-        """Ask the seeds whose incarnation is missing; the first entry needs all.
+        """Ask the seeds that have not answered, or whose answer says why this node cannot take part; the
+        first entry needs the incarnations of all.
 
         Returns:
-            Whether none is missing.
+            Whether there are none.
         """
         missing = [s for s in self._others() if not self._fits(s)]
         for seed in missing:

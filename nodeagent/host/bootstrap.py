@@ -9,7 +9,7 @@ from nodeagent.meta import commands as meta
 from nodeagent.partition.table import initial_table
 
 AGAIN_MS = 200
-"""The wait before a leader that lacks a seed's incarnation checks again."""
+"""The wait before a leader asks again the seeds that have not answered, or whose answers refuse it."""
 
 
 class Bootstrap:

@@ -1,4 +1,4 @@
-"""The clocks of a group's members, so that nothing is ever deleted because one clock is wrong.
+"""The clocks of a group's members, so that nothing is deleted because one clock of several is wrong.
 
 Every heartbeat reply carries the wall clock of its sender. Messages only get older in transit, so the
 sender's clock has passed that time plus the monotonic time since the reply arrived: late and duplicate
@@ -20,7 +20,7 @@ class Clocks:
     """Times are milliseconds since the epoch.
 
     Args:
-        heard_ms: a peer's clock counts for this long after its last message.
+        heard_ms: a peer's clock counts for this long after its last heartbeat reply.
     """
 
     def __init__(self, node: NodeId, effects: EffectQueue, heard_ms: int) -> None:

@@ -25,7 +25,8 @@ class Closer:
         """(term, index) of the last `CloseFile` proposed here; `maybe_close` waits until it is applied."""
 
     def maybe_close(self) -> None:
-        """Leader: close the partitions that are too big, too old, or pin too much log."""
+        """Leader: close the partitions that are too big or were not written to lately, and all of them if the
+        rows or the log of the group take too many bytes."""
         context, config, rows = self._context, self._config, self._held.state.rows
         term, index = self._proposed
         is_waiting = term == context.raft.term and rows.delivered < index

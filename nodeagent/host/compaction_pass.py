@@ -22,7 +22,8 @@ class CompactionPass:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything was checked, or enough runs were chosen. The pass is bounded because a group
-        with many partitions would otherwise merge all the time, at the expense of the writers."""
+        """Whether everything was checked, or enough runs were chosen, or at least one run in
+        `COMPACT_KEYS_MAX` pairs of table and partition. The pass is bounded because a group with many
+        partitions would otherwise merge all the time, at the expense of the writers."""
         is_enough = self.runs >= COMPACTIONS_MAX or self.weight >= COMPACT_BYTES_MAX
         return not self.left or is_enough or (self.runs > 0 and self.checked >= COMPACT_KEYS_MAX)

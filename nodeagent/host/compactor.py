@@ -235,7 +235,7 @@ class Compactor:
 
     def _good(self, replica: DataReplica, runs: Runs, found: dict[NodeId, dict[str, str]]) -> Runs:
         """The runs whose files are intact on every member that is up; a file that such a member has not made
-        yet counts as not intact for now."""
+        yet, or could not check, counts as not intact for now. A member that lost its log does not count."""
         good: Runs = {}
         for key, run in runs.items():
             bad = [(n, f.name) for n, names in found.items() for f in run if names.get(f.name) != f.xxh3]

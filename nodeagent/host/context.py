@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import random
 
 CLOCK_TIMEOUTS = 5
-"""A member's clock counts for this many election timeouts after its last message."""
+"""A member's clock counts for this many election timeouts after its last heartbeat reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class DataReplica(Replica):
         damaged, and which copy."""
 
         self.compared_at = -(1 << 62)
-        """When this replica's files were last compared with those of other members."""
+        """When files of this replica were last closed, hashed or exported to be compared."""
 
     @property
     def state(self) -> DataState:

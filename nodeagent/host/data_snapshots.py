@@ -22,7 +22,8 @@ class DataSnapshots:
         self._is_source = is_source
 
     def is_ready(self, peer: NodeId) -> bool:
-        """A member that holds the files of sealed slots must not be given a state that lacks them.
+        """A member that holds the files of sealed slots must not be given a state that lacks them, and no
+        peer a state with an applied `Adopt` whose files are not in place here yet.
 
         Nor may a newcomer be given a state from before an `Adopt` that is logged: the files it adopts are
         staged only at the members of that time. A voter is one of those members: it had applied all

@@ -53,8 +53,9 @@ class Effects:
 class EffectQueue:
     """Numbers jobs and calls, remembers what to run with their results, and runs timers.
 
-    Before it passes on an event, the host sets `now` (monotonic time) and `wall` (wall clock, for records),
-    both in milliseconds. `space` is the free space of the disk; checkpoints are signed with `owner`.
+    Before it passes on an event, the host sets `now` (monotonic time), but `wall` (wall clock, for records)
+    only for requests and ticks; both in milliseconds. `space` is the free space of the disk; checkpoints name
+    `owner` as the node that wrote them.
     """
 
     def __init__(self, now: int, wall: int, owner: Owner = NOBODY) -> None:
@@ -148,7 +149,8 @@ class EffectQueue:
         Failures are retried indefinitely, and the status names the directory.
 
         Args:
-            still: asked before each try; False if the directory is needed again, which ends the retries.
+            still: asked before each try; False if the directory is needed again, which ends the retries
+                without a call of `then`.
         """
         place = _place_of(job)
         if not still():

@@ -21,8 +21,8 @@ COPY_TRIES = 3
 damaged, one failure is enough, because no further try can succeed."""
 
 UNMET_TRIES = 30
-"""If damage keeps a file from being made: requests for a copy that no member has, before the operator is
-informed. That is about five minutes."""
+"""If damage keeps a file from being made: requests for a copy that no member has, before the status says that
+no member has it. That is about five minutes."""
 
 PARK_TRIES = 6
 """Failures before a file is parked: about half a minute for a close, a minute for a merge."""
@@ -32,7 +32,7 @@ FOREIGN_TRIES = 12
 take about 50 s."""
 
 PARK_WHY_MAX = 500
-"""Characters of the error that are logged with it."""
+"""Characters of the error that a `Park` entry contains."""
 
 SUBSTITUTE_TRIES = 3
 """If another TsFile library should make a file: requests to which some member answers that it no longer has
@@ -173,7 +173,8 @@ class Failing:
         self.passed += answers.has_passed
 
     def parked(self) -> Park | None:
-        """The entry with which the leader parks the file; None if it is too early.
+        """The entry with which the leader parks the file; None if it is too early, or if the file that cannot
+        be made is an Arrow file.
 
         A temporary cause (a killed worker, lack of memory) gets time to pass, and a copy from another member
         is tried first. Parking too early only costs bytes, and a repeated entry changes nothing.

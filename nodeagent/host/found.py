@@ -32,7 +32,7 @@ class Found(Protocol):
 
 
 class Lost(Protocol):
-    """Records of a group that may contain promises and cannot be read."""
+    """Records that may contain promises and cannot be read; `group` is "" if they may be of any group."""
 
     @property
     def group(self) -> GroupId: ...

@@ -17,7 +17,8 @@ class Condition:
     """What keeps a replica from its usual work."""
 
     error: str = ""
-    """Why the last job of the group failed, "" if it did not."""
+    """Why a checkpoint or a job of the state failed, "" once one succeeds. A file that cannot be made is not
+    here, but in `FileFailures`."""
 
     removed: bool = False
     stopped: str = ""
@@ -28,8 +29,8 @@ class Condition:
     checkpoint that the log does not know looks like a lost log."""
 
     installing: str | None = None
-    """The snapshot that is being installed. Until the log begins at its base, nothing else writes the group's
-    files and checkpoint."""
+    """The snapshot that is being installed. Until the log begins at its base, no checkpoint is saved, and no
+    file is replaced or unlinked; the old state may still make files."""
 
     rebasing: bool = False
     """The new state is in place and the log's new beginning not yet durable: nothing is applied."""

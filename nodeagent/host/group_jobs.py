@@ -7,7 +7,8 @@ from nodeagent.model.jobs import Job, JobResult
 
 
 class GroupJobs:
-    """Counts the jobs that run, so that a removal or an installation can wait for their end."""
+    """Counts the jobs that it runs, so that a removal or an installation can wait for their end. Jobs that
+    only read files (`FileReads`) are not counted."""
 
     def __init__(self, effects: EffectQueue) -> None:
         self._effects = effects
@@ -41,7 +42,7 @@ class GroupJobs:
         return done
 
     def when_at_rest(self, then: Callable[[], None]) -> None:
-        """Run `then` when no job of this group runs."""
+        """Run `then` when no counted job of this group runs."""
         if self._running:
             self._at_rest = then
         else:

@@ -107,7 +107,8 @@ class GroupSteps:
 
     def is_due(self) -> bool:
         """Whether an entry that `drive` logged was applied since the last call, or sessions came, so that the
-        next step can be taken. It does not wait for a timer, because slots are closed between these steps."""
+        next step can be taken. That step does not wait for a timer, because no group accepts writes for the
+        slots between a seal and an open."""
         came = self._parts.have_come()
         if not self._awaited:
             return came

@@ -47,11 +47,12 @@ DRIVE_MS = 100
 HOUSEKEEPING_MS = 200
 EXPIRE_MS = 60_000
 META_WAIT_MS = 60_000
-"""After a start, files are made only once the meta state is current, or after this time: without a leader of
-the meta group it may never become current."""
+"""After a start whose known feature level is below `FILE_WRITER`, files are made only once the meta state is
+current, or after this time: without a leader of the meta group it may never become current."""
 
 QUIET_MS = 1_000
-"""After a start, no vote is given for this long, or for 2/3 of the election timeout if that is less."""
+"""After every start but a directory's first, no vote is given for this long, or for 2/3 of the election
+timeout if that is less."""
 
 
 class Host:
