@@ -31,8 +31,8 @@ class PeerLevels:
         self._heard[incarnation] = levels
 
     def common(self, nodes: Collection[NodeRecord]) -> int:
-        """The highest level that all of these nodes support, for a cluster that they form; a node whose
-        levels are unknown counts as supporting only the first."""
+        """The highest level that all of these nodes support, but no lower than this node's oldest, for a
+        cluster that they form; a node whose levels are unknown counts as supporting only the first."""
         spoken = [self._levels_of(n) or Levels(FIRST, FIRST) for n in nodes]
         return max(self.own.oldest, min((levels.newest for levels in spoken), default=FIRST))
 

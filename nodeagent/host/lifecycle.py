@@ -50,7 +50,7 @@ class Lifecycle:
         self._creating: set[GroupId] = set()
         self._removing: set[GroupId] = set()
         self.left: dict[GroupId, HardState] = {}
-        """Term and vote that the log stores for groups that this node left."""
+        """Term, vote and held log position that the log stores for groups that this node left."""
 
         self._joined: dict[GroupId, str] = {}
         """Groups that this node is joining -> the operation."""
@@ -128,7 +128,7 @@ class Lifecycle:
             if not is_ready and any(
                 s.metadata_only and name != self._joined[group] for name, s in sealed.items()
             ):
-                self._remove(group)  # the operation was cancelled while this node was down
+                self._remove(group)  # created for an operation that was cancelled while this node was down
         for group in list(data):
             current = groups.get(group)
             if current is None or (self._node not in current.members and group not in needed):
@@ -144,7 +144,8 @@ class Lifecycle:
         return {c.group for c in op.changes if c.joins == self._node}
 
     def _leaving(self, op: Operation | None) -> set[GroupId]:
-        """Groups that this node leaves or that lose slots; the operation needs their data on this node."""
+        """Groups that change members or lose slots and of which this node was a member before; the operation
+        needs their data on this node."""
         if op is None:
             return set()
         members = {c.group for c in op.changes if self._node in c.before}

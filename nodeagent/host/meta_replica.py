@@ -31,7 +31,7 @@ class MetaMachine(StateMachine):
     def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
         replies: list[tuple[int, Reply]] = []
         for index, entry in enumerate(entries, first):
-            # One by one: a group that a cancel removes and a retry creates must be removed in between.
+            # One by one: a replica that a cancel removes and a retry creates must be removed in between.
             try:
                 replies += self.state.apply(index, [entry])
             except EntryFailed as error:

@@ -42,7 +42,7 @@ class Held:
     """The newest known starts of other nodes, by incarnation."""
 
     left: Mapping[GroupId, HardState] = field(default_factory=dict)
-    """Term and vote that the log stores for groups that this node left."""
+    """Term, vote and held log position that the log stores for groups that this node left."""
 
 
 def open_host(life: NodeRun, held: Held) -> Host:

@@ -1,5 +1,5 @@
-"""The other nodes, as this node knows them: their addresses, when they last sent something, whether they
-are members."""
+"""The other nodes, as this node knows them: their addresses, when they last sent Raft messages, whether
+they are members."""
 
 from nodeagent.host.admission import status_question
 from nodeagent.host.context import Context
@@ -25,11 +25,12 @@ class Peers:
         """(host, port) of every node that this node may have to reach; replaced as a whole on a change."""
 
         self.heard: dict[NodeId, int] = {}
-        """When a peer's last frame came (ms)."""
+        """When a peer's last Raft messages came (ms); its requests and replies do not count."""
 
         self.starts = Starts({})
         self.skewed: dict[NodeId, int] = {}
-        """Voters of the groups led here whose clocks are wrong, and by how many ms each is ahead."""
+        """Voters of the groups led here whose clocks are wrong, and by how many ms each is ahead, negative if
+        behind."""
 
         self._members = Members(
             self._effects,

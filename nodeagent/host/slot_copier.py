@@ -2,8 +2,8 @@
 
 Units come from the operation's record alone, so after a restart, under another leader or without an operator,
 the missing units are simply started again; files that are already staged are not fetched twice. While the
-operation has a lease, units start only on the order of the lease owner; once the lease has expired by this
-node's own clock, the agents continue without it.
+operation has a lease, units start only on the order of the lease owner, or if a leader lacks their
+descriptions for its `Adopt`; once the lease has expired by a node's own clock, the node continues without it.
 """
 
 from collections.abc import Callable
@@ -140,7 +140,7 @@ class SlotCopier:
         return self._units_of[1]
 
     def _hold_back(self, op: Operation) -> None:
-        """Pulls that have not started wait for the end of the pause; their orders are refused."""
+        """Drop the pulls that are not running, also those that wait for a retry, and refuse their orders."""
         waiting = {o.token for p in self._pulls.values() if not p.busy for o in p.orders}
         for token in sorted(waiting):
             self._refuse_paused(token, op)

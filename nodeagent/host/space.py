@@ -79,7 +79,8 @@ class Space:
         """Why rows are not accepted, None if they are.
 
         Args:
-            short: other voters of the group that report a lack of space; a minority of them does no harm.
+            short: other voters of the group that report a lack of space; they do no harm while they are
+                a minority of the voters.
             voters: number of the group's voters.
         """
         if self.is_low:

@@ -83,5 +83,5 @@ def _goes_on_from(seen: Start, number: int, nonces: Sequence[str]) -> bool:
 
 
 def older_sentence(node: NodeId, evidence: str) -> str:
-    """Why messages of `node` are refused until it is replaced."""
+    """Why messages of `node` are refused as long as they come from the older copy."""
     return f"{node} runs on an older copy of its directory: {evidence}; it no longer votes or serves requests"

@@ -1,8 +1,8 @@
 """Failpoints at which a test stops an operation, so that a kill hits exactly the intended moment.
 
-`after:STAGE` — the stage was entered and none of its work has begun. `before:STAGE` — all work of the
-previous stage is done and the progress report that would end it is held back. An agent accepts failpoints
-only if it was started for tests.
+`after:STAGE` — the stage was entered and none of its work has begun, except that replicas may be created and
+the meta group's members may change. `before:STAGE` — all work of the previous stage is done and the progress
+report that would end it is held back. An agent accepts failpoints only if it was started for tests.
 """
 
 from collections.abc import Collection

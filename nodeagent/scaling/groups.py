@@ -147,7 +147,8 @@ def _seal(op: Operation, view: GroupView) -> list[Action]:
 
 
 def _learners(op: Operation, view: GroupView) -> list[Action]:
-    """Add the joining node as a learner as soon as the slots that leave are sealed here."""
+    """Add the joining node as a learner once it reported its replica, and the slots that leave this group are
+    sealed here with all their files made."""
     change = next((g for g in op.changes if g.group == view.group), None)
     if change is None or change.joins is None or change.joins in view.config.members:
         return []
@@ -195,7 +196,7 @@ def _holders(op: Operation) -> dict[GroupId, tuple[NodeId, ...]]:
 def _reconfigure(op: Operation, view: GroupView) -> list[Action]:
     """Change the group's members to those on the new ring, in single steps.
 
-    Dead voters that are not on the new ring are dropped first: while they count as voters, an added voter
+    Dead voters that are not among those are dropped first: while they count as voters, an added voter
     raises the majority too, so that no more live members may fail than before. A dead node never joins; in
     its place a member that would leave stays, so that the group has as many live members as possible.
     """

@@ -65,7 +65,8 @@ def group_step(
     """One step of a data group in RECONFIGURING.
 
     Args:
-        may_leave: whether the leaving node applied the seal and can serve as a source by itself.
+        may_leave: False while the group loses slots and the leaving node cannot yet serve as a source of them
+            by itself.
     """
     if joins is not None and joins not in config.members:
         return add_learner(config, joins, operation)
@@ -91,7 +92,9 @@ def meta_step(
 ) -> Step:
     """One step of the meta group: every node becomes a member, at most `voters_max` of them voters.
 
-    `unfit` nodes (leaving or dead) may follow but not vote; members that are not in `nodes` are dropped.
+    `unfit` nodes (leaving or dead) may follow but not vote: their votes are taken away after the promotions,
+    so until then there may be more voters, and an only voter keeps its vote. Members that are not in `nodes`
+    are dropped.
     """
     removed = next((n for n in config.members if n not in nodes), None)
     if removed is not None:

@@ -1,4 +1,4 @@
-"""The copies of one operation, divided into units that are pulled, recorded and leased one by one.
+"""The copies of one operation, divided into units, each of which is pulled and recorded as a whole.
 
 Every member of a target group forms the same units, so that copy records of the same slots can be compared.
 """
@@ -61,7 +61,7 @@ def rate_share(op: Operation, node: NodeId) -> int:
 
 def _pulling(op: Operation) -> set[NodeId]:
     """The nodes that pull: before COPYING, those that catch up in groups they join; in COPYING, those that
-    still lack copies for a gaining group of which they are a member."""
+    still lack copies for a gaining group of which they are a member, unless they are previous holders."""
     joining = {c.joins for c in op.changes if c.joins is not None}
     if op.stage is not Stage.COPYING:
         return joining

@@ -134,7 +134,7 @@ class MetaLeader:
         return None
 
     def _begin(self, token: int, replica: MetaReplica, request: q.BeginChange) -> None:
-        """Plan the change, then ask every group for a read index before anything is proposed."""
+        """Plan the change, then ask every affected group for a read index before anything is proposed."""
         planned = self._changes.begin(request)
         if not isinstance(planned, meta.Begin):
             return self._effects.reply(token, planned)
