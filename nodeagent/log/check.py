@@ -43,8 +43,9 @@ class Report:
 def dump(disk: Disk, directory: str, group: str = "", entries: EntryLines | None = None) -> Iterator[Line]:
     """One line for each operation, block without operations, bad place and torn tail, in log order.
 
-    Keys: segment, offset, group, index, count, term, kind, bytes, valid. `index` is the first of `count`
-    entries. Bytes that cannot be decoded have kind `unreadable` or `torn` and no group.
+    Keys: segment, offset, group, index, count, term, kind, bytes, valid; also `error` if the operations of a
+    valid block cannot be decoded. `index` is the first of `count` entries. Bytes that cannot be decoded have
+    kind `unreadable` or `torn` and no group.
 
     Args:
         group: only the operations of this group, and the bytes that cannot be decoded; "" for every line.

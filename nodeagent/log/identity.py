@@ -26,14 +26,14 @@ LOG_ID_FILE = f"{LOG_DIR}/log.id"
 
 
 class NodeFile(msgspec.Struct, frozen=True):
-    """`node.id` as JSON. `check` is XXH3-64 of node and incarnation, the only fields of the first release;
-    `seal` is XXH3-64 of all fields before it."""
+    """`node.id` as JSON. `check` is XXH3-64 of node and incarnation, the only other fields of the first
+    release; `seal` is XXH3-64 of all fields before it."""
 
     node: str
     incarnation: str
     check: str
     log: str = ""
-    """Id of the log; "" if the first release created the directory."""
+    """Id of the log; "" until a release after the first has started in the directory."""
 
     start: int = 0
     """Number of agent starts in this directory, including the current start."""

@@ -24,9 +24,10 @@ NO_BASE = Base(0, 0, Config())
 class Damage(msgspec.Struct, frozen=True):
     """A lost or corrupt part of the log.
 
-    `offset` is in bytes within segment number `segment`. `group` is "" if the damage may also concern a
-    group that the readable log does not mention. `first` and `last` are indexes; both are 0 if no entry is
-    affected, and only `last` is 0 if the end is unknown. `what` is one of these kinds of damage:
+    `offset` is in bytes within segment number `segment`; `segment` is 0 if the damage is outside the log.
+    `group` is "" if the damage may also concern a group that the readable log does not mention. `first` and
+    `last` are indexes; both are 0 if no entry is affected, and only `last` is 0 if the end is unknown. `what`
+    is one of these kinds of damage:
 
     - `entries`: only these entries; ended by appending them once more, or by a base past them;
     - `hard`: the hard state; ended by a new hard state;
@@ -376,7 +377,7 @@ class Index:
         return Start(marks, unknown, dict(sorted(self.left.items())))
 
     def damaged_segments(self, oldest: int) -> set[int]:
-        """Segments with damage that is not ended: they are retained for repair and analysis."""
+        """Segments with damage of a known group that is not ended: retained for repair and analysis."""
         return {d.segment for g in self.groups.values() for d in g.open_damages(oldest)}
 
     def live_bytes(self) -> dict[int, int]:

@@ -8,9 +8,9 @@ Write ordering, i.e. what must be durable before what (data is lost otherwise):
 - before a segment is deleted, whatever replaces its last live entries (a rebase, an overwrite, copies);
 - the segment that `newest` names, and its bytes up to the recorded offset, before `newest`.
 
-A directory holds segments `<number>.log` (any but the newest may have been deleted), `newest`, `reserve`
-(space that is freed when the disk is full, so that term and vote can still be written) and
-`<number>.<offset>.torn` (bytes that recovery cut off, for analysis).
+A directory holds segments `<number>.log` (any but the newest may have been deleted), `newest`, `log.id`
+(`identity`), `reserve` (space that is freed when the disk is full, so that term and vote can still be
+written) and `<number>.<offset>.torn` (bytes that recovery cut off, for analysis).
 
 A write without enough space is refused and may be retried: the log is unchanged. Any other failed write, and
 any failed sync, is final (after a failed fsync the kernel marks the lost pages clean, Rebello et al., ATC
@@ -103,6 +103,7 @@ class Log:
         the files stay as they are.
 
         Raises:
+            NoSpace: there is no segment to continue in, and no space for a new one.
             OSError: the disk failed; nothing is known about the log.
         """
         disk.mkdirs(directory)
@@ -272,6 +273,7 @@ class Log:
 
         Raises:
             NoSpace: the reserve is used up too.
+            OSError: `action` failed otherwise; the log can no longer be used.
         """
         found: list[T] = []
         self._space.grow(lambda: found.append(action()))
@@ -280,7 +282,7 @@ class Log:
     # Reclaiming.
 
     def reclaim(self) -> int:
-        """Delete segments that no group needs, in any order; return the bytes freed.
+        """Delete a few segments that no group needs, in any order; return the bytes freed.
 
         Hard states and bases need no copy: every segment starts with all of them. If no segment can be
         deleted, the live entries of a mostly dead segment are copied forward. Segments with damage that is

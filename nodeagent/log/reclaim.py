@@ -39,8 +39,8 @@ class Reclaimer:
         """Segments with a live entry that proved unreadable since the log was opened."""
 
     def run(self) -> None:
-        """Delete dead segments. If there is none, copy the live entries of one segment and delete it. Raises
-        `NoSpace`."""
+        """Delete a few dead segments. If there is none, copy the live entries of one segment and delete it.
+        Raises `NoSpace`."""
         if not self._segments.sealed:
             return
         live, damaged = self._index.live_bytes(), self._damaged()

@@ -49,7 +49,7 @@ class BlockKind(IntEnum):
 
     BATCH = 1
     SEAL = 2
-    """Last block of a segment; its body lists the live entries of the segment (`Extent`)."""
+    """Last block of a segment; its body lists the live entries of the segment: (group, first, last)."""
 
     SYNCED = 3
     """No rows and no body; only its `synced` matters."""
@@ -178,7 +178,7 @@ def decode_op(row: Row, payload: Buffer) -> AnyOp:
     """The operation of a valid block.
 
     Raises:
-        msgspec.MsgspecError: the payload does not match the row (written by another version).
+        `decoding.UNDECODABLE`: the payload does not match the row (written by another version).
     """
     if row.kind in (RowKind.APPEND, RowKind.COPY):
         entries = _entries.decode(payload)

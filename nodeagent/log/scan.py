@@ -5,7 +5,7 @@ Rules that distinguish a torn write from corruption, for the first invalid block
 1. not the newest segment: corruption;
 2. a valid head after X has `synced` > X: corruption, because X was durable once;
 3. `durable`, which is recorded outside the segment, is > X: corruption, even if only zeros follow;
-   it is at least 1, because the first block is durable before the file gets its name;
+   it counts as at least 1, because the first block is durable before the file gets its name;
 4. otherwise a torn write: nothing from X on was ever acknowledged, and it may be cut.
 
 A later valid block proves nothing by itself: a disk may write out of order.

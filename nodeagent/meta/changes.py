@@ -24,7 +24,7 @@ from nodeagent.partition.ranges import SlotRanges, subtract, union
 
 
 def record(op: Operation, report: c.ProgressReport) -> ErrorReply | None:
-    """Record a progress report; return a refusal if an operator asks for what the stage does not allow."""
+    """Record a progress report; return a refusal only for a `ControlOperation` that is not allowed now."""
     match report:
         case c.MetaReady():
             op.meta_ready = True
@@ -65,7 +65,7 @@ def _add(into: list[str], value: str, allowed: bool) -> None:
 
 
 def _copied(op: Operation, copy: CopyRecord) -> None:
-    """Record a copy, and drop the copies that an earlier incarnation of the same node recorded."""
+    """Record a copy, and drop the copies for its `target` that another incarnation of its node recorded."""
     same = [r for r in op.copies if (r.target, r.node) == (copy.target, copy.node)]
     if any(r.incarnation == copy.incarnation and r.slots == copy.slots for r in same):
         return

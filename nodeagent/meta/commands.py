@@ -1,7 +1,7 @@
 """The commands of the meta group, as its log stores them.
 
-The meta leader proposes each command: on its own behalf, for a client's request, or for the leader of a group
-that sent it (`requests.Forward`). Times are in milliseconds. `by` names the operator or program that asked,
+The meta leader proposes each command: on its own behalf, for a client's request, or for a node that sent it
+as a report (`requests.Forward`). Times are in milliseconds. `by` names the operator or program that asked,
 for the audit log. Tags and field names are the stored format: they stay when a class is renamed
 (`tests/compat`).
 """
@@ -19,7 +19,7 @@ from nodeagent.partition.table import TableWire
 
 class _Command(msgspec.Struct, frozen=True, omit_defaults=True):
     now: int
-    """Wall clock of the proposing leader, for records only."""
+    """Time for the records (`Cluster.record_now`); a hold (`hold_release_ms`) is counted from such a time."""
 
 
 class Bootstrap(_Command, frozen=True, tag="Bootstrap"):
@@ -224,7 +224,7 @@ class JoinReady(_ProgressReport, frozen=True, tag="JoinReady"):
 
 
 class OpenedBy(_ProgressReport, frozen=True, tag="OpenedBy"):
-    """A gaining group committed its `Open` at log index `index`."""
+    """A gaining group committed its `Open`, at or before log index `index`."""
 
     group: GroupId
     index: int
@@ -236,7 +236,7 @@ class FormedBy(_ProgressReport, frozen=True, tag="FormedBy"):
 
     group: GroupId
     index: int
-    """Log index of the membership."""
+    """The group's applied index when its leader reported the membership."""
 
     members: tuple[NodeId, ...]
 

@@ -47,7 +47,7 @@ class Groups:
         self._kept.groups[group] = replace(self._kept.groups[group], members=members)
 
     def dissolve(self, group: GroupId) -> None:
-        """Mark a group whose slots are open in other groups; it stays until its rows are copied."""
+        """Mark a group whose slots are open in other groups; it stays until the operation is done."""
         self._kept.groups[group] = replace(self._kept.groups[group], dissolving=True)
 
     def remove(self, group: GroupId) -> None:

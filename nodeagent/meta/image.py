@@ -1,7 +1,8 @@
 """The whole meta state, as it is saved and sent.
 
 Names, types and defaults of the fields are the stored format: they never change (`tests/compat`). Each field
-is changed by exactly one class, whose `Kept` protocol declares the fields that it owns; any code may read.
+is changed by exactly one class: the part whose `Kept` protocol declares it (`Operations` only reads `level`),
+else `MetaState`. Any code may read.
 """
 
 import msgspec

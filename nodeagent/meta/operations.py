@@ -182,7 +182,7 @@ class Operations:
     def _fence(self, op: Operation, node: NodeId) -> None:
         """Retire a node that is permanently lost."""
         if node in op.dead:
-            return  # an earlier operation fenced it
+            return  # an earlier operation or a force recovery fenced it
         op.dead.append(node)
         op.fenced.append(node)
         self._nodes.retire(node)

@@ -229,8 +229,8 @@ class Leader:
     # Sending
 
     def flush(self) -> None:
-        """Build the messages to each peer: at most one append, and a heartbeat if a read round begins or no
-        append carries a new commit index."""
+        """Build the messages to each peer: at most one append, and a heartbeat if a read round begins, or if
+        `news_at` has come and no append carries the new commit index."""
         state = self.state
         beat = False
         due = self.news_at is not None and state.clock >= self.news_at

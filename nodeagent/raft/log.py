@@ -59,7 +59,7 @@ class RaftLog:
         return self._entries[-1].term if self._entries else self.base.term
 
     def term(self, index: int) -> int | None:
-        """Term of the entry at `index`; None when it is purged or beyond the end."""
+        """Term of the entry at `index`, the base included; None below the base or beyond the end."""
         at = index - self.base.index
         if at > 0:
             return self._entries[at - 1].term if index <= self.last_index else None

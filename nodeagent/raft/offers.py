@@ -9,7 +9,7 @@ from nodeagent.raft.state import State
 
 
 class Offers:
-    """One offer for each peer in SNAPSHOT, repeated until an accepted append ends it."""
+    """One offer for each peer in SNAPSHOT, repeated until an accepted append or `failed` ends it."""
 
     __slots__ = ("_outbox", "_peers", "_state")
 
@@ -19,7 +19,7 @@ class Offers:
         self._outbox = outbox
 
     def request(self, peer: NodeId, progress: Progress) -> None:
-        """Request a snapshot, but only for a peer that answers and has room to install it."""
+        """Request a snapshot, but only for a peer that answers and reported no lack of room to install it."""
         if not progress.active or progress.room:
             progress.become_probe(progress.next)
             progress.paused = True
@@ -40,7 +40,8 @@ class Offers:
         progress = self._peers.progress.get(peer)
         if progress is not None and progress.state is ProgressState.SNAPSHOT:
             progress.become_probe(progress.match + 1)
-            # The next heartbeat reply ends the pause, so that a lasting failure is not retried in a loop.
+            # A heartbeat reply ends the pause, at the earliest `heartbeat_ms` from now, so that a lasting
+            # failure is not retried in a loop.
             progress.paused = True
             progress.moved_at = self._state.clock
 

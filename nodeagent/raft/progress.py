@@ -26,7 +26,7 @@ class ProgressState(StrEnum):
 
 
 class Progress:
-    """Invariant: 0 <= match < next; `match` never falls within a term."""
+    """Invariant: 0 <= match < next; `match` never decreases during a term."""
 
     __slots__ = (
         "active",

@@ -45,12 +45,12 @@ def encode_raft(messages: list[Routed]) -> list[bytearray]:
 
 
 def encode_request(number: int, request: Request) -> bytearray:
-    """Raises `InvalidInput` if the request does not fit into a frame."""
+    """Raises `InvalidInput` if the request cannot be encoded or does not fit into a frame."""
     return _encode_numbered(Kind.REQUEST, number, request)
 
 
 def encode_reply(number: int, reply: Reply) -> bytearray:
-    """Raises `InvalidInput` if the reply does not fit into a frame."""
+    """Raises `InvalidInput` if the reply cannot be encoded or does not fit into a frame."""
     return _encode_numbered(Kind.REPLY, number, reply)
 
 

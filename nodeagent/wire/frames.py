@@ -1,8 +1,8 @@
 """Splits a byte stream into frames.
 
-The reader is fed the received bytes, in pieces of any size, and returns the complete frames. The bytes of a
-large frame are copied once, into a buffer that grows as they arrive: an announced length alone costs no
-memory. A small frame is a view of the fed bytes.
+The reader is fed the received bytes, in pieces of any size, and returns the complete frames. A frame that
+arrives in pieces is copied into a buffer that grows with the bytes received: an announced length alone costs
+at most `first_bytes` of memory. A frame that arrives whole is a view of the fed bytes.
 """
 
 import struct
