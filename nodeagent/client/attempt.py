@@ -42,7 +42,7 @@ class Attempt:
         self._hops = 0
         self._refusals = 0
         self._overloaded: Overloaded | None = None
-        """The last refusal of a leader that had no room for the write."""
+        """The last `Overloaded` answer: of a leader without room for the write, or of any other node."""
 
         self._hint: GroupRecord | None = None
         """The group that the last `Moved` named, if the routes then still named the group that sent it. None

@@ -266,7 +266,7 @@ class BlockingCluster:
         return self._loop.run(self._cluster.files.manifest(node, group, slots))
 
     def close_all(self, group: GroupId, slots: Ranges = ()) -> int:
-        """Close the open partitions of the group; return the log index of the close."""
+        """Close the group's open partitions of `slots` (() for all); return the log index of the close."""
         reply = self.call_group(group, CloseAll(group, slots))
         assert isinstance(reply, Accepted), reply
         return reply.index

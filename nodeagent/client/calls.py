@@ -27,7 +27,7 @@ from nodeagent.model.requests import GetMeta, ProbeGroup, Reply, Request, ScanRo
 from nodeagent.model.requests.base import Repeat
 
 SILENT_MAX = 2
-"""Consecutive probes without an answer after which a node no longer counts as busy."""
+"""Consecutive probes that fail (no answer, or an error) after which a node no longer counts as busy."""
 
 GROUP_TRANSIENT = (Overloaded, Refused, NotFound, Damaged, Unavailable)
 
@@ -49,9 +49,9 @@ class Calls:
 
     async def call_while_busy(self, target: str, request: ScanRows, deadline: Deadline) -> Reply:
         """As `call`, for a scan that may take a long time. The node is probed while it scans: as long as it
-        answers the probes, it is busy, not dead, and the client waits for it. A retry would not help,
-        because a second request queues behind the first. The call ends after half of `BUSY_TIMEOUTS_MAX`
-        timeouts, so that the caller can try another node."""
+        answers the probes without an error, it is busy, not dead, and the client waits for it. A retry would
+        not help, because a second request queues behind the first. The call ends after half of
+        `BUSY_TIMEOUTS_MAX` timeouts at the latest, so that the caller can try another node."""
         work = begun(
             self.call(target, request, min(BUSY_TIMEOUTS_MAX / 2 * self.timeout_s, deadline.patience_s))
         )
@@ -90,7 +90,7 @@ class Calls:
         read: str = "strong",
         deadline: Deadline | None = None,
     ) -> tuple[str, Reply]:
-        """(node, its answer), from the leader if `read` is `strong`, else from any member.
+        """(node, its answer). The likely leader is asked first if `read` is `strong`, else a random member.
 
         Raises:
             NotFound: the newest table has no such group.
@@ -110,7 +110,7 @@ class Calls:
         )
 
     async def ask_meta(self, request: Request, deadline: Deadline | None = None) -> Reply:
-        """The meta leader's answer."""
+        """The answer of the meta leader, or of any node if the request needs no leader."""
         members = list(self.views.routes.view.voters) if self.views.routes else []
         members += [t for t in self.views.targets() if t not in members]
         search = MemberSearch(members, self.views.leaders.get(META))

@@ -71,7 +71,7 @@ class Changes:
         return reply.operation
 
     async def operation(self, operation: str, strong: bool = True) -> Operation:
-        """The full record of an operation. Raises `NotFound`."""
+        """The full record of an operation. Raises `NotFound` (unless `strong`, also of a node that lags)."""
         view = await self._calls.views.meta(strong)
         for candidate in view.operations:
             if candidate.id == operation:
@@ -97,7 +97,7 @@ class Changes:
 
         Raises:
             Unavailable: `timeout_s` has passed; the operation continues.
-            NotFound: there is no such operation.
+            NotFound: there is no such operation, or the node that answered has not applied its begin yet.
         """
         loop = asyncio.get_running_loop()
         end = None if timeout_s is None else loop.time() + timeout_s

@@ -52,7 +52,8 @@ STATUS_TIMEOUT_S = 2.0
 
 
 class Cluster:
-    """See the package for its guarantees. All times are milliseconds, all ranges inclusive.
+    """See the package for its guarantees. Times of rows are milliseconds, and ranges of them are
+    inclusive; `timeout_s` is in seconds, and a slot range excludes its end.
 
     Every method raises `NodeAgentError`; the modules `writer` and `reader` list the subclasses.
     """
@@ -112,7 +113,7 @@ class Cluster:
         return found
 
     async def meta(self, strong: bool = False) -> MetaView:
-        """The meta view of the first node that answers or, if `strong`, of the leader after a read index."""
+        """The meta view of the first node that answers; if `strong`, nodes answer only after a read index."""
         return await self._calls.views.meta(strong)
 
     async def call(self, node: NodeId, request: Request, timeout_s: float | None = None) -> Reply:
@@ -128,7 +129,8 @@ class Cluster:
         return await self._calls.ask_meta(request)
 
     async def call_group(self, group: GroupId, request: Request, read: str = "strong") -> Reply:
-        """Send one request to the leader (`strong`) or any member of a group, with retries if safe."""
+        """Send one request to a group, with retries if safe: first to its likely leader (`strong`, or the
+        meta group), else to a random member."""
         if group == META:
             return await self._calls.ask_meta(request)
         _, reply = await self._calls.ask_group(group, request, read=read)

@@ -23,7 +23,7 @@ SLOTS_LISTED_MAX = 4096
 
 OnAge = Callable[[int], None]
 """Called with the age (ms) of each answer to a bounded or weak read, -1 if no leader confirmed it
-(`RowsScanned`). The read contains every row acknowledged longer ago than the highest age."""
+(`RowsScanned`). If no age is -1, the read contains every row acknowledged longer ago than the highest age."""
 
 LEVELS = {"strong": STRONG, "bounded": BOUNDED, BOUNDED: BOUNDED, "weak": WEAK}
 """Read level -> as it is sent. `mid` is accepted until 0.3.0."""

@@ -72,7 +72,8 @@ class Sessions:
         """The next sequence of `slot` in a session of `group`.
 
         Raises:
-            Unavailable: no session, or no room in its window, before the deadline.
+            Unavailable: no session within the client's timeout (it may end after `deadline`), or no room in
+                the session's window before the deadline.
             NotFound: no such group.
         """
         session = await self._session(group)

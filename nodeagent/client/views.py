@@ -48,7 +48,8 @@ class Views:
         self._rng = rng
         self.routes: Routes | None = None
         self.leaders: dict[GroupId, str] = {}
-        """The member that last answered as leader."""
+        """The member to ask first: the last that answered, at any read level; for META also the leader that
+        a view names."""
 
         self._schemas: dict[tuple[str, str], TableSchema] = {}
         self._tables: OrderedDict[int, Routes] = OrderedDict()
@@ -70,11 +71,12 @@ class Views:
         return self.routes or await self.refresh()
 
     def at_version(self, version: int) -> Routes | None:
-        """The routes of an older table version, or None if they are no longer retained."""
+        """The routes of a table version, or None if they were not received or are no longer retained."""
         return self._tables.get(version)
 
     async def refresh(self, stale: Routes | None = None) -> Routes:
-        """Routes newer than `stale`, or the current routes if no node answers. Concurrent calls share one
+        """The newest routes known after a request to the nodes, or at once if `stale` is not in use any more.
+        They may be unchanged: no node answered, or the answer was no newer. Concurrent calls share one
         request.
 
         Raises:
@@ -108,6 +110,7 @@ class Views:
 
         Raises:
             Unavailable: no node answered, or none had a view in time (strong: no quorum).
+            Forbidden: the last answer was this refusal, or the node belongs to another cluster.
         """
         targets = self.targets()
         self._rng.shuffle(targets)

@@ -81,9 +81,11 @@ class Writes:
             rows_max: rows per entry.
 
         Raises:
-            SchemaMismatch, InvalidInput: nothing was sent.
+            SchemaMismatch, InvalidInput: no row is written; with `tags`, the table may have been created or
+                extended.
             NotFound: there is no such table, and `tags` is None.
-            OutcomeUnknown: `details["rows_acknowledged"]` rows are written, the others may be missing.
+            OutcomeUnknown: `details["rows_acknowledged"]` rows (0 if absent) are written, the others may be
+                missing.
             NodeAgentError: after any other error no row is written.
         """
         started = time.monotonic()
@@ -124,7 +126,8 @@ class Writes:
         time_from: int,
         time_to: int,
     ) -> DeleteReport:
-        """Send a range delete to each (slot, partition). Raises as `write`."""
+        """Send a range delete to each (slot, partition). Raises as `write`; `rows_acknowledged` then counts
+        partitions."""
         started = time.monotonic()
         room = asyncio.Semaphore(IN_FLIGHT_MAX)
         tally = _Tally()
@@ -272,7 +275,8 @@ async def bulk(writes: Writes, in_flight: int = IN_FLIGHT_MAX) -> AsyncIterator[
 
 @dataclass(slots=True)
 class _Tally:
-    """The outcomes of the entries of one call. After the first error no further entry is started."""
+    """The outcomes of the entries of one call. After the first error no further entry is started, except
+    entries of a write that wait for room already."""
 
     started: int = 0
     rows: int = 0

@@ -85,7 +85,7 @@ class Pending(msgspec.Struct):
             self.made[unit.spec.name] = file
 
     def park(self, name: str, why: str) -> CloseUnit | None:
-        """File the unit as Arrow; return the unit to make now, None if no such unit is left."""
+        """Replace the unit by one that makes Arrow; return it, None if no such unit is left."""
         unit = next((u for u in self.units if u.spec.name == name), None)
         if unit is None:
             return None
@@ -232,8 +232,8 @@ class Closes:
         self._file_made()
 
     def units_to_retry(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
-        """Units of a failed job to retry. Not retried: units of slots released since, and units whose rows
-        have all expired (no other member holds their files any more either)."""
+        """Units of a failed job to retry. Not retried: units of slots released since, units parked since, and
+        units whose rows have all expired (no other member holds their files any more either)."""
         closes = {p.index: p for p in self.pending}
         wanted = []
         for unit in job.units:
@@ -249,7 +249,7 @@ class Closes:
         return tuple(wanted)
 
     def park(self, command: Park) -> bool:
-        """File the unit as Arrow; return whether it is a unit of a pending close."""
+        """Request the unit's Arrow file instead of its TsFile; return whether a pending close has it."""
         pending = next((p for p in self.pending if p.index == command.close), None)
         made = pending.made.pop(command.name, None) if pending is not None else None
         unit = pending.park(command.name, command.why) if pending is not None else None
@@ -268,7 +268,7 @@ class Closes:
         return any(p.index < index and partition in p.parts for p in self.pending)
 
     def names(self) -> set[str]:
-        """Names of the files that are still to be made."""
+        """Names of the files that closes have not put into the manifest yet."""
         return {u.spec.name for p in self.pending for u in p.units}
 
     def _file_made(self) -> None:

@@ -57,8 +57,8 @@ class UseSchema(msgspec.Struct, array_like=True, frozen=True, tag=4):
 class CloseFile(msgspec.Struct, array_like=True, frozen=True, tag=5):
     """Store every row of these partitions that precedes this entry in files.
 
-    There is one file per table; names and column lists follow from this entry's index and the schemas in use,
-    so they are the same on every member.
+    There is one file per partition and table; names and column lists follow from this entry's index and the
+    schemas in use, so they are the same on every member.
     """
 
     partitions: tuple[tuple[int, PartitionKey], ...]
@@ -146,8 +146,8 @@ class Opaque(msgspec.Struct, array_like=True, frozen=True, tag=12):
 class Compact(msgspec.Struct, array_like=True, frozen=True, tag=13):
     """Merge files of one table and one partition, neighbours in age, into one (`data.compaction`).
 
-    It has no effect unless the slot is open here, with all of its older files adopted, and all inputs are in
-    the manifest when the turn of the compaction comes.
+    It has no effect unless, at this entry, the slot is open here with all of its older files adopted, and,
+    when the turn of the compaction comes, all inputs are neighbours in the manifest.
     """
 
     slot: int
@@ -167,7 +167,8 @@ class Compact(msgspec.Struct, array_like=True, frozen=True, tag=13):
 
 
 class Expire(msgspec.Struct, array_like=True, frozen=True, tag=14):
-    """Delete the rows of the table that precede this entry and have a time before `before`: their TTL ended.
+    """Delete the rows of the table in this partition that precede this entry and have a time before `before`:
+    their TTL ended. No effect if the slot is not open.
 
     Applying the entry reads no clock: a `before` that is later than `passed` has no effect.
     """

@@ -4,8 +4,8 @@
                hash these files, so that no intact copy is deleted while a damaged one remains, and proposes
                `Compact`
     apply      every member records a `Compacting`, with the deletes and the schema at that log index
-    turn       the files of all entries before it are in the manifest: begin it, or drop it if an input is
-               missing
+    turn       the files of all earlier entries that may concern it are in the manifest: begin it, or drop
+               it if an input is missing
     job        a worker checks the inputs' hashes, merges them and makes the output (law 6)
     end        the output replaces the inputs in the manifest; once a durable checkpoint omits the inputs and
                no read uses them, they are unlinked

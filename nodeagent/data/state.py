@@ -272,13 +272,13 @@ class DataState:
         return name not in self._coming()
 
     def _coming(self) -> set[str]:
-        """Names of files that closes and compactions are still to make."""
+        """Names of files that closes and compactions have not put into the manifest yet."""
         return self.closes.names() | self.compactions.outputs()
 
     def superseded(self, old: "DataState", left: Iterable[FileMeta] = ()) -> tuple[FileMeta, ...]:
         """Files of the replaced state `old` that no manifest of this state will ever name.
 
-        They come from the manifest of `old`, from its closes that waited for an earlier close, and from
+        They come from the manifest of `old`, from the files that its pending closes have made, and from
         `left`: files that left its manifest and are not unlinked yet. () if this state is older than `old`:
         then the log after this state makes files of the same names again.
         """

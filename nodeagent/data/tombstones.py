@@ -1,4 +1,4 @@
-"""The range deletes of one data group that may still mask something, by partition and table."""
+"""The range deletes and TTL cut-offs of a group that may still mask something, by partition and table."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -1,9 +1,9 @@
 """Which writes and deletes of the log take effect.
 
 A write or delete takes effect if, in the state before it, its slot is open, its session is known, and its
-sequence is new; a write also needs its table to be in use at its version or a later one. Writes without
-effect are remembered as long as the log retains them (`refused`): after a restart they must not take effect
-either.
+sequence is new and within `SESSION_WINDOW`; a write also needs its table to be in use at its version or a
+later one. Writes without effect are remembered as long as the log retains them (`refused`): after a restart
+they must not take effect either.
 """
 
 from nodeagent.data import commands

@@ -56,9 +56,10 @@ def max_over_mean(owners: OwnerIndex, weights: Sequence[float], loads: LoadArray
 
 
 def fewest_moves(owners: OwnerIndex, weights: Sequence[float], loads: LoadArray, ratio: float = EVEN) -> int:
-    """The fewest slots that must move for a `max_over_mean` of at most `ratio`.
+    """A lower bound of the slots that must move for a `max_over_mean` of at most `ratio`.
 
-    Each group above the ratio must give slots; it gives the fewest if it gives its largest.
+    Each group above the ratio must give slots; it gives the fewest if it gives its largest. Whether other
+    groups can take them is not checked.
     """
     held = _held(owners, len(weights), loads)
     limit = ratio * float(loads.sum()) / sum(weights) * np.array(weights)

@@ -96,7 +96,8 @@ class PartitionTable:
         """The table on `ring` after each group owner in `moves` gained its slots.
 
         Raises:
-            InvalidInput: a slot would have an owner that is not on `ring`.
+            InvalidInput: a slot would keep an owner that is not on `ring`.
+            NotFound: an owner in `moves` is not on `ring`.
         """
         at = np.fromiter((ring.index(n) if n in ring else -1 for n in self.ring.names), np.int64)
         owners = at[self.owners]

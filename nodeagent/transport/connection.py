@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         the detail `lost` if the connection ends or the timeout passes after the request was sent.
 
         Raises (nothing was sent, and `on_reply` is not called):
-            Unavailable: the connection is not open.
+            Unavailable, or the error that closed the connection: it is not open.
             Overloaded: too many requests or bytes are waiting.
             InvalidInput: the request is too large.
         """

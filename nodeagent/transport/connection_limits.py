@@ -75,7 +75,8 @@ class ConnectionLimits:
         self._by_reader[name] += role == "reader"
 
     def hold(self, role: str, more: int) -> None:
-        """Add `more` bytes (negative: remove) of unfinished frames. Raises `Overloaded` above the limit."""
+        """Add `more` bytes (negative: remove) of unfinished frames. Raises `Overloaded` above the limit; the
+        bytes count even then, until they are removed."""
         self._partial[role] += more
         if more > 0 and self._partial[role] > PARTIAL_BYTES_MAX.get(role, 0):
             raise Overloaded(f"unfinished frames of the role {role} hold {self._partial[role]} bytes")

@@ -23,7 +23,8 @@ async def dial(
 
     Raises:
         Unavailable: no connection within `timeout_s`.
-        Forbidden: one side refuses the other's certificate, name, role, cluster or incarnation.
+        Forbidden: one side refuses the other's certificate, name, role, cluster, incarnation or release.
+        Overloaded: the node has too many connections of this role or reader.
     """
     loop = asyncio.get_running_loop()
     where = f"{expect} at {host}:{port}" if expect else f"{host}:{port}"

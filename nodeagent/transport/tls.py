@@ -51,7 +51,10 @@ def client_context(identity: Identity) -> ssl.SSLContext:
 
 
 def reload(context: ssl.SSLContext, identity: Identity) -> None:
-    """Use a renewed certificate for connections made from now on."""
+    """Use a renewed certificate and key for connections made from now on; the authority is not read again.
+
+    Raises `InvalidInput` if they cannot be loaded.
+    """
     with _as_file(identity.cert) as cert, _as_file(identity.key) as key:
         try:
             context.load_cert_chain(cert, key)
