@@ -1,8 +1,9 @@
 """Ranges and sizes of values that come over the wire, checked when they are decoded.
 
-Fields of structs that are only sent have these types; the decoder refuses a value outside the range. Structs
-that are stored too (a partition's key, an operator's options) have plain types, so that what an earlier
-release stored can still be read: `wire.codec` checks such structs inside a request.
+In structs that are only sent, the decoder refuses a value of one of these types outside its range; a field of
+a plain type has no bound. Structs that are stored too (a partition's key, an operator's options) have plain
+types, so that what an earlier release stored can still be read: `wire.codec` checks those that a request
+stores unchanged.
 
 The meaning of a value (whether a table may have that name, whether a slot exists) is checked where it is
 used.

@@ -57,13 +57,14 @@ class NodeConfig(msgspec.Struct, frozen=True):
     tls: bool = True
     raft: RaftSettings = RaftSettings()
     memtable_bytes_max: int = 64 * 1024 * 1024
-    """Bytes of rows of one data group in memory past which the leader closes the largest partitions."""
+    """Bytes of unclosed rows of one data group in memory past which the leader closes all its partitions."""
 
     partition_bytes_max: int = 8 * 1024 * 1024
     """Bytes of rows of one partition in memory past which the leader closes it."""
 
     log_bytes_max: int = 512 * 1024 * 1024
-    """Bytes of log of one data group past which the leader closes partitions, so that it can be purged."""
+    """Bytes of log of one data group past which the leader closes all its partitions, so that the log can be
+    purged."""
 
     segment_bytes: int = 64 * 1024 * 1024
     """Bytes of one segment of the log."""

@@ -88,7 +88,7 @@ class NotLeader(Definite):
 
 class Moved(Definite):
     """`details`: `slot`, `header` (group owner by the node's table), `table_version` of that table, `wait`
-    (true if the slot is sealed and not open elsewhere yet)."""
+    (true if the slot is sealed and not open elsewhere yet). Empty if sealed slots were requested."""
 
     code = "moved"
 
@@ -159,14 +159,13 @@ class Damaged(NodeAgentError):
 
 
 class LogCorrupt(Damaged):
-    """`details`: `segment`, `offset` (bytes), `groups` (group -> first and last log index that may be
-    lost)."""
+    """The log, checkpoint or state of a group is damaged on the answering node; other members may serve."""
 
     code = "log_corrupt"
 
 
 class FileCorrupt(Damaged):
-    """`details`: `file`, and the hashes `expected` and `found`."""
+    """`details`, each only if known: `file`, and the hashes `expected` and `found` (or "unreadable")."""
 
     code = "file_corrupt"
 

@@ -118,7 +118,7 @@ class CloseSpec(msgspec.Struct, frozen=True):
 
 
 class ScanSpec(msgspec.Struct, frozen=True):
-    """The rows of one table to read: times in [time_from, time_to] (ms) whose tags equal `tags`.
+    """The rows of one table to read: those with a time in [time_from, time_to] (ms) that have all of `tags`.
 
     `fields` None reads all fields. `aggregate` requests the aggregates of each page instead of its rows
     (`table.aggregate`); a node may return the rows nevertheless.

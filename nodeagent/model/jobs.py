@@ -126,8 +126,8 @@ class Scan(msgspec.Struct, frozen=True):
 class Scanned(msgspec.Struct, frozen=True):
     """One page of rows, as an Arrow IPC stream sorted by (tags, time).
 
-    The next page begins at `after`; None if this is the last page. `over`: the page spans several partitions
-    and is too large as a whole; it has no rows.
+    The next page begins at `after`; None if there is none, or if the page has `PageSpec.rows_max` rows.
+    `over`: the page spans several partitions and is too large as a whole; it has no rows.
     """
 
     ipc: bytes
@@ -178,8 +178,8 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 
 class StageFiles(msgspec.Struct, frozen=True):
-    """Fetch files of previous holders into the staging area of `group` under `operation`. The result is
-    `FilesStaged`."""
+    """Fetch files from their sources into the staging area of `group` under `operation`, which may be a
+    `repair_area`. The result is `FilesStaged`."""
 
     operation: str
     group: GroupId
@@ -300,7 +300,7 @@ class Failed(msgspec.Struct, frozen=True):
     """The job failed with the error `code` (`model.errors`).
 
     `file` is the file that was damaged, if that was the reason (for an install: a file of the source), and
-    `found` the hash of its bytes.
+    `found` the hash of its bytes, "missing" or "unreadable"; "" if that is not known.
     """
 
     code: str

@@ -53,8 +53,8 @@ READS_PENDING_MAX = 4096
 """Reads of one group that wait for a read index."""
 
 CLOCK_SKEW_MAX_MS = 10_000
-"""If the wall clocks of two members differ by more, status reports it and the group deletes nothing by
-age."""
+"""If the wall clocks of two voters of a group differ by more, the group deletes nothing by age; status
+reports the voters that differ by more from the group's median."""
 
 REQUESTS_PER_CONNECTION_MAX = 8192
 
@@ -78,8 +78,8 @@ MANIFEST_FILES = 2_048
 
 LIGHT_SCAN_BYTES = 4 * MIB
 LIGHT_SCAN_ROWS = 1_000
-"""A page that opens at most this many bytes of files, or reads at most this many rows, does not wait behind
-larger pages."""
+"""A page with at most this many bytes of files in the requested times, or of a read whose `limit` is at most
+this many rows, does not wait behind larger pages."""
 
 QUARANTINE_FILES_MAX = 256
 """Damaged files retained per group after repairs; past it repairs are refused. Only an operator removes
@@ -116,7 +116,8 @@ TTL_MS_MAX = 1 << 50
 """The longest TTL of a table (ms), some 35 000 years."""
 
 EXPIRY_STEPS = 32
-"""Rows outlive their table's TTL by at most TTL / `EXPIRY_STEPS` plus `expire_every_ms`."""
+"""Rows outlive their table's TTL by at most TTL / `EXPIRY_STEPS` plus `expire_every_ms`, and as long as
+expiry waits: while clocks differ or are unknown, or the rows' slot is in a change."""
 
 EXPIRIES_PER_TURN_MAX = 256
 """Cut-offs that a leader logs for one group at a time."""

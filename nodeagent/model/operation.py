@@ -148,7 +148,8 @@ class CopyRecord(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True):
     """While the lease is held, its owner decides the order of pulls; else the agents do.
 
-    It ends when it is not renewed for `ttl_ms`. `serial` grows with each renewal and each owner.
+    It ends when it is not renewed for `ttl_ms`. `serial` grows with each renewal; a lease that is taken after
+    the last one ended begins at 1 again.
     """
 
     owner: str
@@ -223,7 +224,7 @@ class Operation(msgspec.Struct):
     """The operator said go, signed off, or ended the hold of the release (`ControlOperation`)."""
 
     held_since_ms: int = 0
-    """When the state `waiting_release` began; 0 before."""
+    """When the hold of the release began (`is_held`), even if the operation was paused; 0 before."""
 
     paused: bool = False
     """In COPYING no pull starts and the operation does not enter CLEANUP; every other stage continues."""
@@ -246,7 +247,8 @@ class Operation(msgspec.Struct):
     """Bytes that copies received over the network; set in a short record."""
 
     error_group: GroupId = ""
-    """The data group that `last_error` concerns (since `Feature.REASONS`); "" if it concerns none."""
+    """The data group that `last_error` concerns (since `Feature.REASONS`); "" if it concerns none, and in a
+    short record."""
 
     @property
     def ended(self) -> bool:

@@ -11,5 +11,5 @@ class Clock:
         return time.monotonic_ns() // 1_000_000
 
     def wall(self) -> int:
-        """Milliseconds since the epoch, for records that operators read."""
+        """Milliseconds since the epoch, for records, and for TTLs and holds (`host.clocks`)."""
         return time.time_ns() // 1_000_000

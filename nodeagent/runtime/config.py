@@ -19,7 +19,7 @@ DEPTH_MAX = 8
 BYTES_MAX = 4 << 20
 VALUES_MAX = 20_000
 """Values in one file, with every alias expanded: a few aliases of aliases expand to billions. The seeds of a
-cluster of `NODES_MAX` nodes are about 12 000 values."""
+cluster of `NODES_MAX` nodes are about 10 000 values."""
 
 _EVENTS = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

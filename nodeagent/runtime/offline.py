@@ -99,7 +99,7 @@ def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) 
 
 
 def _groups_of(disk: Disk, node: NodeId, here: Collection[GroupId]) -> set[GroupId]:
-    """The groups of `here` with `node` as a member; all if the meta group's checkpoint is unreadable."""
+    """The groups of `here` with `node` as a member; all if the meta group has no readable checkpoint."""
     try:
         payload = load_checkpoint(disk, META)
         image = MetaState.decode(msgspec.msgpack.decode(payload, type=Saved).state).image if payload else None

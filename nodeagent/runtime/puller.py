@@ -125,7 +125,8 @@ class Fetcher:
         Raises:
             NotFound: `node` has no such file or snapshot.
             Unavailable: `node` cannot be reached, or the agent stops.
-            Overloaded: this node has no room for files.
+            Overloaded: the disk here has no room for files, or `node` has too many chunk requests.
+            InvalidInput: the reply of `node` does not match the request.
         """
         if name not in _MESSAGES:
             self._puller.check_room()

@@ -2,8 +2,8 @@
 
 They are a table of one row, with a struct for each field, so that the aggregates of parts of the rows combine
 into those of all. `min` and `max` ignore NaN unless there is no other value. The sum of integers is exact (a
-decimal); the last digits of a sum of floating-point numbers depend on the order of the parts. Texts and blobs
-are only counted, so that an answer is small.
+decimal); the last digits of a sum of floating-point numbers depend on the order of the parts; the `sum` of
+other types is null. Texts and blobs are only counted, so that an answer is small.
 """
 
 from collections.abc import Sequence

@@ -78,8 +78,8 @@ def arrow_schema(schema: TableSchema) -> pa.Schema:
 def normalise(rows: Rows, schema: TableSchema, bytes_max: int | None = None) -> pa.RecordBatch:
     """Convert rows from outside into the table's Arrow form, without changing a value.
 
-    Names are lower-cased, absent columns become null. Rows that would exceed `bytes_max` are refused before
-    they are converted.
+    Names are lower-cased, absent columns become null. Rows that need a conversion are refused before it if
+    even a lower bound on their size (`form_bytes`) exceeds `bytes_max`; the result may still be larger.
 
     Raises:
         SchemaMismatch: a column is not in the table, or its type cannot be cast to the table's type.
@@ -251,7 +251,8 @@ def _cast(array: pa.Array, wanted: pa.DataType, name: str) -> pa.Array:
 
 
 def encode(rows: Rows) -> bytes:
-    """The rows as an Arrow IPC stream of one record batch, uncompressed; equal rows give equal bytes."""
+    """The rows as an Arrow IPC stream of one record batch, uncompressed. Equal rows may give different
+    bytes: those below nulls are written as they are."""
     sink = pa.BufferOutputStream()
     plain = rows.schema.remove_metadata()
     with pa.ipc.new_stream(sink, plain) as writer:

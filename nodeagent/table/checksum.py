@@ -31,7 +31,7 @@ Sums = tuple[int, int, int]
 """(values, sum 1, sum 2), the sums mod 2^64."""
 
 DAY, COUNT, H1, H2 = "$day", "$count", "$h1", "$h2"
-"""Columns beside the tags; no tag can have a name with `$`."""
+"""Columns beside the tags; the name of a tag must not begin with `$` (`model.names`)."""
 
 DAY_MS = 86_400_000
 _MOD = 1 << 64

@@ -114,7 +114,8 @@ def _surviving(
         if tomb.table != schema.table:
             continue
         older = sum(rows for order, rows in ages if order < tomb.order)
-        # Nodes refuse a delete by a column that is not a tag. A delete logged before that has no effect.
+        # Nodes refuse a delete by a column that is not a tag. A delete by a column that holds no text, logged
+        # before nodes refused it, has no effect.
         if any(name not in columns or columns[name].type != pa.string() for name, _ in tomb.tags):
             continue
         prefix = {name: columns[name].slice(0, older) for name, _ in tomb.tags}

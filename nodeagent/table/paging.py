@@ -73,7 +73,8 @@ class Source(Protocol):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """`after` is the key after which the next page begins; None if this is the last page."""
+    """`after` is the key after which the next page begins; None if this is the last page, or if it has
+    `PageSpec.rows_max` rows: then the partition may have more."""
 
     rows: pa.Table
     after: RowKey | None
@@ -124,7 +125,7 @@ def page(
 def read_whole(
     sources: Sequence[Source], tombstones: Sequence[Tombstone], spec: ScanSpec, wanted: PageSpec
 ) -> pa.Table | None:
-    """All rows in one page, or None if they exceed twice the size of a page."""
+    """All rows, up to `rows_max`, in one page; None if the rows read exceed twice the size of a page."""
     parts: list[Part] = []
     size = _Size()
     for source in sources:

@@ -37,7 +37,7 @@ class Traits:
 
     repeat: Repeat = Repeat.FREELY
     is_queued: bool = False
-    """A slow read: it waits for earlier requests of this sort from the same peer."""
+    """A slow read: it waits while the peer's share of such reads is running (`runtime.shares`)."""
 
     is_long: bool = False
     """The reply comes after long work, which a second request would only repeat."""

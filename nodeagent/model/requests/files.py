@@ -14,10 +14,10 @@ from nodeagent.model.requests.base import ADMINS, MEMBERS, NODES, READERS, Messa
 
 
 class GetManifest(Message, frozen=True, tag="GetManifest"):
-    """List the replica's files at its materialised index, a page at a time; () as `slots` lists all slots.
+    """List the replica's files of open slots, a page at a time; () as `slots` lists all open slots.
 
-    A page has whole slots from slot `first` on, until it has `limits.MANIFEST_FILES` files. None lists all
-    files at once, as earlier releases request them.
+    A page has whole slots from slot `first` on, until it has `limits.MANIFEST_FILES` files. If `first` is
+    None, all files are listed at once, as earlier releases request them.
     """
 
     traits: ClassVar = Traits(READERS)
@@ -49,7 +49,8 @@ class ManifestReply(Message, frozen=True, tag="ManifestReply"):
     applied: int
     materialised: int
     pending: int
-    """Number of closes, adoptions and compactions that are logged but not in files, plus unclosed batches."""
+    """Number of batches in memory, closed or not, plus adoptions and compactions that are logged but not done
+    here."""
 
     files: tuple[FileMeta, ...]
     damaged: tuple[DamagedFile, ...] = ()
@@ -73,7 +74,8 @@ class CloseAll(Message, frozen=True, tag="CloseAll"):
 
 
 class CheckFiles(Message, frozen=True, tag="CheckFiles"):
-    """Read and hash the replica's files of these slots, or only those in `names`, if given.
+    """Read and hash the replica's files of the open slots among `slots` (() for all open), or only those
+    in `names`, if given.
 
     Given only names, it also hashes files of slots that left the group, as long as the replica retains them.
     """
@@ -96,8 +98,8 @@ class RepairFile(Message, frozen=True, tag="RepairFile"):
     """Make this replica hold the file `wanted`, which a majority of the group holds.
 
     `sources` are copies in snapshots that those replicas offer (`ExportFiles`). Name, slot, partition, table
-    and order must be those of a file in the replica's manifest. The file that was in its place is
-    quarantined, never deleted. A repeat changes nothing.
+    and order must be those of a file in the replica's manifest, or of the output of a compaction that is not
+    done here. The file that was in its place is quarantined, never deleted. A repeat changes nothing.
     """
 
     traits: ClassVar = Traits(ADMINS)

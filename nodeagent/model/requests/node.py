@@ -175,8 +175,8 @@ class NodeStatus(Message, frozen=True, tag="NodeStatus"):
     """Operation -> bytes of files pulled for it."""
 
     clock_skew_ms: dict[str, int] = {}
-    """Voters of groups led here whose wall clocks differ by more than `CLOCK_SKEW_MAX_MS` from the others:
-    milliseconds ahead of them, negative if behind."""
+    """Voters of groups led here whose wall clocks differ by more than `CLOCK_SKEW_MAX_MS` from the median of
+    their group: milliseconds ahead of it, negative if behind."""
 
     why: str = ""
     """Why the node does not serve: what it waits for, or why it refuses; "" if it serves."""
