@@ -1,9 +1,10 @@
 """Compares the copies of one slot on several holders: files, then sums per (series, day), then cells.
 
-Cheap steps come first, and each step only examines what the previous step found different: age and number of
-files, hash of the bytes, logical sum of each file, buckets, rows. Rows are compared in time windows of about
-`WINDOW_ROWS`, however many there are. The content of the majority of holders is expected; without a majority,
-that of a trusted holder (the previous holder), else every holder is listed.
+Age and number of files come first, then the hash of each file's bytes; a holder that fails one of these steps
+is reported and left out of the next. Then the rows, in time windows of about `WINDOW_ROWS` per holder:
+buckets are compared only between holders whose files or deletes differ, cells only in buckets that differ.
+Last comes the logical sum of each file. The content of the majority of holders is expected; without a
+majority, that on which all trusted (previous) holders agree, else every holder is listed.
 """
 
 import itertools
@@ -296,7 +297,7 @@ def _majority(holdings: Iterable[Holding], keys: Iterable[Hashable]) -> Hashable
 
 
 def _expected_set(holdings: Sequence[Holding], sets: Sequence[frozenset[FileKey]]) -> frozenset[FileKey]:
-    """The files of the majority; without a majority, all files that any holder has."""
+    """The files of the majority, else those on which all trusted holders agree, else those of any holder."""
     found = _majority(holdings, sets)
     if found is None:
         return frozenset().union(*sets)
@@ -305,7 +306,7 @@ def _expected_set(holdings: Sequence[Holding], sets: Sequence[frozenset[FileKey]
 
 
 def _expected_cell(versions: Sequence[_Version], cell: CellDifference) -> tuple[int, Value] | None:
-    """(code, value) of the majority; None without a majority."""
+    """(code, value) of the majority, else that on which all trusted holders agree, else None."""
     holders = [h for v in versions for h in v.holdings]
     codes = [code for v, code in zip(versions, cell.codes, strict=True) for _ in v.holdings]
     code = _majority(holders, codes)

@@ -59,7 +59,7 @@ def compare_units(
 ) -> None:
     """Run the units and add their results to `report`; units that were not read completely are repeated.
 
-    A unit whose task failed counts as unread for all of its holders.
+    If one task fails, all units of its Spark job count as unread for all of their holders.
     """
     tables = {(s.storage_group, s.table): s for s in schemas}
     outcomes = _run_units(session, spec, units, tables, progress)

@@ -43,9 +43,9 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which files of a holder are compared.
+    """Which files and deletes of a holder are compared.
 
-    `cut`: only files from log entries up to that index; later files may not exist on every holder yet.
+    `cut`: only files and deletes of log entries up to that index; later ones may not be on every holder yet.
     `adopted`: only files and deletes adopted from another group, by their age there (an adopted order is the
     index of the `Open` followed by the old order).
     """

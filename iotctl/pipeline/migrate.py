@@ -95,7 +95,8 @@ def run(
         concurrency: orders in flight at a time; None is two per target node, and at least one per core.
 
     Returns:
-        The report. `failed` lists orders that did not succeed (the agents continue with them).
+        The report. `failed` lists orders that did not succeed (the agents continue with them), or else the
+        groups that did not adopt the copies in time.
         `verification.passed` is False if a copy differs or could not be read; the job then does not sign off,
         and the previous holders retain their copies.
 
@@ -103,6 +104,7 @@ def run(
         NotFound: there is no such operation.
         Busy: another job holds the lease.
         Refused: the operation is paused.
+        Unavailable: the slots were not open within `STAGE_TIMEOUT_S`.
         NodeAgentError: the meta group cannot be reached, or Spark does not start.
     """
     started = time.monotonic()

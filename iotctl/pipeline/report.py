@@ -7,7 +7,7 @@ import msgspec
 Value = str | int | float | bool | None
 
 MISMATCHES_MAX = 10_000
-"""Mismatches listed in one report; `mismatches_total` stays exact."""
+"""Mismatches listed in one report; `mismatches_total` counts those beyond it too."""
 
 
 class Progress(Protocol):
@@ -28,9 +28,10 @@ class Silent:
 class Mismatch(msgspec.Struct, frozen=True):
     """One difference of one replica: a whole file (`series` is "" and `time_ms` None) or one cell.
 
-    `expected` is the value of the majority; without one, the value of all other replicas if they agree, else
-    `NO_MAJORITY`. For a cell, `expected` and `found` are the values themselves (None: null or absent; bytes
-    as hex; NaN and infinities as text). `reason` says why it was not repaired, if a repair was requested.
+    `expected` is the value of the majority, or of the previous holders in a migration; without one, the value
+    of all other replicas if they agree, else `NO_MAJORITY`. For a cell, `expected` and `found` are the values
+    themselves (None: null or absent; bytes as hex; NaN and infinities as text). `reason` says why it was not
+    repaired, if a repair was requested.
     """
 
     node: str

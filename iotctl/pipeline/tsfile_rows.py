@@ -1,4 +1,5 @@
-"""Reads TsFiles (table model) into Arrow in a Spark Python worker, from bytes whose hash was checked.
+"""Reads TsFiles (table model) into Arrow in a Spark Python worker. The caller has checked the
+hash of bytes that come from a cluster.
 
 The TsFile library is imported inside the functions: it starts threads that do not survive a fork, so it must
 not be loaded in the process from which Spark forks its workers.

@@ -9,9 +9,9 @@ From paths, each file is one partition and its rows are returned as stored. From
 a range of slots of one group: one holder provides a hard-link snapshot of its files, the XXH3-128 of each
 file is checked before it is opened, and rows are merged (newest value per cell, deletes applied).
 
-Options: `path` (file, directory or pattern), `table` (not needed if there is only one), `cluster`,
-`storage_group`, `slots` ("0-99,200"), `node` (read from this holder only), `pushdown` ("true" applies ranges
-of `time` and equalities of tags when reading the files).
+Options: `path` (file, directory or pattern), `table` (may be omitted with `path` if each file has only one),
+`cluster`, `storage_group`, `slots` ("0-99,200"), `node` (read from this holder only), `pushdown` ("true"
+applies ranges of `time` and equalities of tags when reading the files).
 
 `pushdown` is off by default for two reasons: Spark refuses a reader that accepts filters while
 `spark.sql.python.filterPushdown.enabled` is off, and Spark 4.3 keeps the pushed filters of one query for the

@@ -47,7 +47,7 @@ class PullOrder(msgspec.Struct, frozen=True):
 def cut_slots(slot_bytes: Mapping[int, int], parallelism: int) -> list[Ranges]:
     """Split slots into pieces of about equal bytes, in slot order.
 
-    At least four pieces per core if there are enough slots, at most `UNITS_MAX`.
+    At most `UNITS_MAX` pieces; about four per core or more if that leaves 16 slots per piece.
     """
     total = sum(slot_bytes.values())
     wanted = max(total // UNIT_BYTES, min(4 * parallelism, len(slot_bytes) // 16), 1)
@@ -70,7 +70,7 @@ def pull_orders(operation: Operation, incarnations: Mapping[NodeId, str], per_no
     """The missing copies: for each member of each gaining group, the slots without a recorded copy.
 
     A copy only counts for the incarnation that made it. Nodes alternate in the list, so that its first orders
-    keep all nodes busy. `per_node` is the number of orders per node and group.
+    keep all nodes busy. `per_node` is the most orders per node and group.
     """
     queues: list[list[PullOrder]] = []
     for group in operation.gaining:

@@ -167,7 +167,8 @@ class _Comparison:
         return report, views
 
     def _still_damaged(self, views: Sequence[GroupView], report: VerifyReport) -> Sequence[Mismatch]:
-        """Damage that replicas reported. Files that this run hashed do not count: they may be whole again."""
+        """Damage that replicas reported. At depth `hash`, the files that this run hashed on a node without
+        unread files do not count: they may be whole again."""
         found = damage_found(views)
         if self.depth != "hash":
             return found

@@ -27,10 +27,10 @@ class BadRow:
 
 @dataclass(slots=True)
 class Block:
-    """`lines` has the line of each row of `rows`; `bad` lists the first of the rows left out.
+    """`lines` has the line of each row of `rows`; `bad` lists the first bad rows, once per bad value.
 
-    `rows` has `time` (int64 ms) and the other columns in lower case. `bad_rows`: the number of rows left out.
-    `at`: how much of the file was read.
+    `rows` has `time` (int64 ms) and the other columns in lower case. `bad_rows`: the number of bad rows
+    (empty rows are left out too, but not counted). `at`: how much of the file was read.
     """
 
     rows: pa.RecordBatch

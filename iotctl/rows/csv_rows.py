@@ -23,8 +23,9 @@ from nodeagent.table.arrow import ARROW_TYPES
 
 BLOCK_BYTES = 8 * 1024 * 1024
 NULLS = ("", "NA", "N/A", "NULL", "null", "None", "nan", "NaN", "NAN", "-")
-"""Spellings of "no value" in number, boolean and time columns. In text columns an empty value is null, and a
-pair of quotes is the empty string, as `data export` writes them."""
+"""Spellings of "no value" in number, BOOLEAN, TIMESTAMP and DATE columns, but not in the file's time column.
+In text columns an empty value is null, and a pair of quotes is the empty string, as `data export` writes
+them."""
 
 _MS = TimeRule("ms")
 

@@ -1,4 +1,4 @@
-"""Exports rows to a file as a stream: memory holds a few pages, never the table."""
+"""Exports rows to a file as a stream: memory holds about `EXPORT_BYTES` at a time."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -17,7 +17,8 @@ class SkippedRow(msgspec.Struct, frozen=True):
 
 
 class ImportReport(msgspec.Struct, frozen=True):
-    """`rows` were acknowledged; `skipped_rows` were left out, the first of them listed.
+    """`rows` were acknowledged (dry run: would be written); `skipped_rows` were left out, the first of them
+    listed.
 
     `series` is None if there are too many to count. `naive_times` had no zone and were read in `time_zone`.
     `expired_rows` are older than the table's TTL. `notes` and `warnings` say this and more in sentences.

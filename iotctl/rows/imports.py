@@ -1,4 +1,5 @@
-"""Imports files into tables. A file is read twice: first to check all of it, then to write its rows.
+"""Imports files into tables. A file is read several times: to infer types (CSV), to check all of it, to
+compare rows with the same key (if there are any), and last to write its rows.
 
 Nothing is written and no table is created before the whole file was checked.
 """
@@ -44,7 +45,9 @@ def import_file(
         dry_run: read and check the whole file, write nothing; `rows` are those that would be written.
 
     Raises:
-        InputProblem: bad rows (with their lines), missing columns, an unreadable file; nothing was written.
+        UsageProblem: an option or the file's extension is not accepted; nothing was written.
+        InputProblem: bad rows (with their lines), rows that contradict each other, missing columns, an
+            unreadable file; nothing was written.
         NodeAgentError: nothing was written.
         Partly, Unknown: some rows were written, or may be; the error says how many.
     """

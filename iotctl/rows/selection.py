@@ -211,11 +211,12 @@ def count_rows(cluster: Cluster, schema: TableSchema, selection: Selection) -> i
 
 
 def delete_rows(cluster: Cluster, schema: TableSchema, selection: Selection) -> int:
-    """Delete the rows that exist when the call begins. Returns the number of partitions concerned.
+    """Delete the rows that exist when the call begins, and possibly some written during the call. Returns the
+    number of deletes sent: a partition counts once per part of the selection.
 
     Raises:
         NodeAgentError: nothing was deleted.
-        OutcomeUnknown: some rows may be deleted; says which parts were.
+        OutcomeUnknown: some rows may be deleted; says which parts were deleted completely.
     """
     partitions, done = 0, list[str]()
     for tags in selection.parts():

@@ -69,7 +69,8 @@ def drop_table(cluster: Cluster, schema: TableSchema) -> int:
     Returns: the number of partitions concerned.
 
     Raises:
-        NodeAgentError: the table was not dropped; some of its rows may be deleted. The call can be repeated.
+        NodeAgentError: some rows may be deleted. Before the drop, the table is unchanged and the call can be
+            repeated; in the last step, the table is dropped, and rows written in between may be left.
     """
     partitions = delete_rows(cluster, schema, Selection())
     cluster.call_meta(DropTable(schema.storage_group, schema.table, schema.version))

@@ -70,7 +70,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Times:
-    """`values`: int64 milliseconds, null where a mask of `bad` is true."""
+    """`values`: int64 milliseconds, to be ignored where a mask of `bad` is true: they are not always null."""
 
     values: pa.Array
     bad: list[tuple[Mask, str]]

@@ -53,7 +53,9 @@ def save_checkpoint(disk: Disk, group: GroupId, payload: bytes, changes: FileCha
         the digest of the current whole checkpoint, for the next `changes`.
 
     Raises:
-        NotFound: the whole checkpoint that `changes` apply to does not exist; nothing was changed.
+        NotFound: the stored whole checkpoint is missing or not the one that `changes` apply to; nothing was
+            changed.
+        Damaged: the stored whole checkpoint is too short to have a header.
     """
     disk.mkdirs(layout.group_dir(group))
     if changes is not None and changes.base:

@@ -24,7 +24,8 @@ from nodeagent.storage.handler import (
 
 
 class Engine(Protocol):
-    """All calls block, may be made from several threads, and raise errors of `model.errors`."""
+    """All calls block, may be made from several threads, and raise errors of `model.errors`, or `OSError` if
+    a worker process cannot be started."""
 
     def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[TemporaryFile | None, ...]:
         """Durable temporary files for the units, in their order."""

@@ -1,7 +1,8 @@
 """`Storage`: runs the jobs that the pure packages request. Blocking; call it from a disk thread.
 
 A job may run twice, and both runs end in the same state. Jobs of one group must not run at the same time if
-one of them changes the other's files; jobs of different groups may.
+one of them changes the other's files; jobs of different groups may, except two closes or two compactions
+(see `_cleared_up`).
 """
 
 import contextlib
@@ -68,7 +69,8 @@ from nodeagent.storage.staging import Staging
 
 UNITS_PER_CALL_MAX = 256
 UNIT_BYTES_PER_CALL_MAX = 32 * MIB
-"""Most work in one call of the engine, so that a fixed timeout fits every call."""
+"""Most work in one call of the engine, so that a fixed timeout fits every call; a larger unit has its own
+call."""
 
 INLINE_SCAN_BYTES_MAX = 256 * KIB
 """A scan that reads only memory, up to this size, runs in the caller's thread instead of the worker."""
@@ -101,7 +103,8 @@ class Storage:
     # Jobs.
 
     def run(self, job: Job) -> JobResult:
-        """Run a local job to its end. Errors are the result `Failed`, with the error's code."""
+        """Run a local job to its end. A `NodeAgentError` or `OSError` is the result `Failed`, with a code; so
+        is any other error of a `Scan` or `HashFiles`, but not of other jobs: they raise it."""
         try:
             return self._run(job)
         except NodeAgentError as error:

@@ -156,7 +156,8 @@ def scan_rows(
     """One page of the rows in files and batches, or its aggregates.
 
     Raises:
-        FileCorrupt: a file's bytes do not match its meta, or cannot be read.
+        FileCorrupt: a file's bytes do not match its meta, or cannot be decoded.
+        FileNotFoundError, OSError: see `Sources.of`.
     """
     memory = [TableSource(_parts(batches), spec)] if batches else []
     if page.whole:

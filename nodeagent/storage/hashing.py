@@ -30,7 +30,7 @@ def hash_file(disk: Disk, path: str) -> str:
 
 
 def link_or_copy(disk: Disk, old: str, new: str) -> None:
-    """Create a hard link, or a synced copy if the disk cannot link (EXDEV, EMLINK, EPERM).
+    """Create a hard link, or a synced copy if the disk cannot link (EXDEV, EMLINK, EPERM, ENOTSUP).
 
     The name is durable only after `sync_dir` of its directory.
     """

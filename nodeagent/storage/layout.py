@@ -99,7 +99,8 @@ def quarantine_dir(group: GroupId) -> str:
 
 
 def quarantine_path(group: GroupId, slot: int, name: str, found: str) -> str:
-    """`found` is the hash of the damaged bytes, so that copies with different damage get different names."""
+    """`found` is the hash of the damaged bytes (`unreadable-<number>` if they cannot be read), so that copies
+    with different damage get different names."""
     if not 0 <= slot < SLOTS_MAX:
         raise InvalidName(f"slot {slot} is out of range")
     return f"{quarantine_dir(group)}/{slot:05d}-{check_file(name)}.{check_name(found)}"

@@ -27,6 +27,7 @@ def send_pieces(fd: int, length: int, pieces: Iterable[bytes], deadline: float |
     """Write one message of that length. `deadline` is in seconds of `time.monotonic`, None for no deadline.
 
     Raises:
+        FrameError: the length exceeds `MESSAGE_BYTES_MAX`; nothing was written.
         Timeout: the deadline passed within the message; the pipe can no longer be used.
         BrokenPipeError: the other end closed.
     """
@@ -46,7 +47,8 @@ def receive(fd: int, deadline: float | None = None) -> bytes | None:
     """Read one message; None if the other end closed between messages.
 
     Raises:
-        Timeout: see `send`.
+        Timeout: see `send_pieces`.
+        FrameError: the message announces more than `MESSAGE_BYTES_MAX`; the pipe can no longer be used.
         Unavailable: the other end closed within a message.
     """
     prefix = _read(fd, _PREFIX_BYTES, deadline)

@@ -63,7 +63,8 @@ def drive(pull: Pull[_Result], fetch: Fetch) -> _Result:
 
 @dataclass(slots=True)
 class PullStats:
-    """Costs of a pull so far. `refetched` counts files that were received but did not verify."""
+    """Costs of a pull so far. `refetched` counts attempts whose bytes did not verify; one file
+    may need several."""
 
     bytes_received: int = 0
     refetched: int = 0

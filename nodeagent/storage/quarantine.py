@@ -1,8 +1,8 @@
 """Replace damaged files with good ones, and retain the damaged files in quarantine for analysis.
 
 The damaged file gets a second, durable name in quarantine before the good file replaces it, so the place
-always holds one of the two, and the damaged bytes always have a name. Nothing here deletes files in
-quarantine; if a group has `QUARANTINE_FILES_MAX` files there, further repairs are refused.
+always holds one of the two, and the damaged bytes always have a name. Nothing here deletes complete files in
+quarantine; if a group has `QUARANTINE_FILES_MAX` files there, repairs that would add one are refused.
 """
 
 from nodeagent.model.disk import Disk

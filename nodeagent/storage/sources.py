@@ -18,8 +18,8 @@ class Sources(Protocol):
         """The file's rows; its bytes are verified before they are parsed.
 
         Raises (at the latest when rows are read):
-            FileCorrupt: the bytes do not match `meta`, or cannot be read.
-            FileNotFoundError, OSError: the file cannot be opened.
+            FileCorrupt: the bytes do not match `meta`, or cannot be decoded.
+            FileNotFoundError, OSError: the file cannot be opened, or the disk cannot read it (EIO).
         """
         ...
 

@@ -1,9 +1,9 @@
 """Rows of TsFiles read in place, by series and time range. For the worker process only.
 
 A file stays open between pages of a scan, with the names and statistics of its series as a cache, bounded by
-`OPEN_FILES_MAX` and `SERIES_KEPT_MAX`. Its bytes are hashed when it is opened, and once more after
-`VERIFIED_S` or when its inode, size or modification time changes. A damaged file is not hashed again while
-these are unchanged.
+`OPEN_FILES_MAX` and `SERIES_KEPT_MAX`. Its bytes are hashed when it is opened, and again whenever it is used
+`VERIFIED_S` after the last check or with another inode, size or modification time. A damaged file is not
+hashed again while these three are unchanged.
 
 Measured with tsfile 2.5.1: reading a time range of one series costs as much as its rows, and some 10 ms per 5
 million rows of the series; the statistics of a series cost 60 to 200 us, its name 5 us.

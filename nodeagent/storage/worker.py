@@ -39,7 +39,7 @@ from nodeagent.storage.handler import (
 )
 
 FILES_MAX = 5_000
-"""Files made or read whole by one process before it is replaced."""
+"""Files made, compacted or read by pages with `PageSpec.whole` in one process before it is replaced."""
 
 SCANS_MAX = 20_000
 """Pages read by one process before it is replaced."""
@@ -112,7 +112,9 @@ class TsFileWorker:
         """Send one request and wait for its reply.
 
         Raises:
-            WorkerDied: the process died or took too long. No output has its final name: a retry is safe.
+            WorkerDied: the process died or took too long, or the request or the reply is too long for a
+                pipe. No output has its final name: a retry is safe.
+            OSError: the process could not be started.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with self._lock:
