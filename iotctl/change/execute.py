@@ -101,7 +101,9 @@ def execute(
             earlier client.
 
     Raises:
-        RefusedProblem: the plan is stale or was refused.
+        RefusedProblem: the plan is stale or was refused, an operation was cancelled, or the lock was lost;
+            earlier steps may have been carried out.
+        BusyProblem: another change is open.
         UsageProblem: the plan has several steps and `request` does not wait.
         Partly: the timeout expired before an operation ended.
     """

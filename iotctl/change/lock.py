@@ -57,7 +57,7 @@ class HeldLock:
         return self._renewal.lost
 
     def __enter__(self) -> Self:
-        """Raises `BusyProblem`, which says who holds the lock and for how long."""
+        """Raises `BusyProblem`, which says who holds the lock and since when."""
         try:
             self.serial = self._first().serial
         except Busy as error:
@@ -135,7 +135,8 @@ def plan_digest(plan: object) -> str:
 
 
 def is_lost(error: NodeAgentError) -> bool:
-    """Whether the answer means that the lock is no longer ours, rather than that the leader is busy."""
+    """Whether the answer means that the lock is no longer ours: another program holds it (`Busy`), or it was
+    dropped. After other errors it may still be ours."""
     return isinstance(error, Busy) or bool(error.details.get("lost"))
 
 

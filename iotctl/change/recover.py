@@ -186,6 +186,7 @@ def recover(
 
     Raises:
         NodeAgentError: the meta group refuses it, or does not answer.
+        RefusedProblem: a survivor stopped answering, or another one would now be the recovery leader.
         Partly: a group has no leader when the timeout expires.
     """
     statuses = collect(cluster)

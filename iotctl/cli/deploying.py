@@ -187,7 +187,7 @@ def _looked_again(
     """
     from iotctl.errors import RefusedProblem
 
-    if session.lock is None:  # no cluster exists yet
+    if session.lock is None:  # the cluster does not exist yet, or does not answer
         return todo
     again = _prepared(session, machines, names, warn=False)
     pairs = zip(again.plan.nodes, todo.plan.nodes, strict=True)

@@ -1,4 +1,4 @@
-"""The command lines of a playbook's steps, run in this process with the global options of the run."""
+"""The command lines of a playbook's steps, run in this process with the cluster and identity of the run."""
 
 from __future__ import annotations
 

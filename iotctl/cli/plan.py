@@ -211,7 +211,7 @@ def show(
 
 
 def show_plan(session: Session, plan: Plan, *, out: str | None, detailed: bool) -> int:
-    """Print and save the plan; the exit code says whether it changes something."""
+    """Print and save the plan; if `detailed`, the exit code says whether it changes something."""
     from iotctl.change.execute import check_plan
     from iotctl.change.lock import plan_digest
     from iotctl.errors import Exit, InputProblem

@@ -101,7 +101,7 @@ def undrain_leftovers(session: Session, what: str) -> RestartReport:
 
 
 def wait_healthy(session: Session) -> bool:
-    """Raises `Partly` after `HEALTHY_S`."""
+    """Raises `Partly` after `--timeout`, by default `HEALTHY_S`; `Unreachable` if a local agent exited."""
     watch_healthy(session, timeout_s=HEALTHY_S, fleet=session.fleet)
     return True
 

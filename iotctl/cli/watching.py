@@ -66,10 +66,11 @@ def operation_progress(progress: Progress) -> Callable[[Operation], None]:
 
 
 def watch_operation(session: Session, operation: str) -> None:
-    """Wait for `operation`, finish a removal locally, and print the operation.
+    """Wait for `operation`, complete a removal (stop the agent, edit cluster.yaml), and print the operation.
 
     Raises:
-        RefusedProblem: it was cancelled.
+        RefusedProblem: it was cancelled, or there is no such operation.
+        Partly: the timeout expired first.
     """
     from iotctl.change.execute import finish_removal
     from iotctl.cli import views

@@ -3,7 +3,7 @@
     INSTALL_DIR/VERSION/       a virtual environment; `.complete` is written last
     DATA_DIR/app               link to the version that this node runs
     DATA_DIR/node.yaml, tls/   settings and certificate of the node
-    DATA_DIR/agent.log         the agent's log
+    DATA_DIR/agent.log         the agent's log, unless the agent is a systemd unit (then: the journal)
 
 `question` asks, `changes` decides (pure), `install` and `configure` act; each of them may be repeated.
 """

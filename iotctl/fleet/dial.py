@@ -29,7 +29,7 @@ class Prefetch:
         self._begun = {t: self._pool.submit(_begin, t, env, timeout_s) for t in targets}
 
     def take(self, target: Target) -> Begun | None:
-        """None if nothing was prefetched or the attempt failed; the caller's own attempt then reports why."""
+        """None if nothing was prefetched or no route was found; the caller's own attempt then reports why."""
         begun = self._begun.pop(target, None)
         with suppress(IotctlError):
             return begun.result() if begun is not None else None

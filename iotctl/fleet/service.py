@@ -220,7 +220,7 @@ class Service:
         """Stop the agent; True if it had to be killed, which systemd does not report.
 
         Raises:
-            Unreachable: the agent still runs.
+            Unreachable: the agent may still run.
         """
         timeout_s = STOP_S + 30.0
         if self.kind == SYSTEMD:

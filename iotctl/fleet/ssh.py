@@ -117,7 +117,8 @@ class Connector:
         self._gateways: dict[Jump, fabric.Connection | Unreachable] = {}
 
     def open(self, target: Target) -> SshHost:
-        """Raises `Unreachable`; the text distinguishes unknown or changed host keys from refused logins."""
+        """Raises `InputProblem` as `route_of`, or `Unreachable`: the text distinguishes unknown or changed
+        host keys from refused logins."""
         return SshHost(target.name, self._connect(target, ()))
 
     def host_key(self, target: Target) -> tuple[HostKey, Known]:

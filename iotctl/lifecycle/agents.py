@@ -13,7 +13,8 @@ from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 
 class Agents(Protocol):
-    """Every method raises `Unreachable` if a machine fails to do its part."""
+    """Every method raises `Unreachable` if a machine fails to do its part, `RefusedProblem` if we may not
+    read the node's files or a local agent cannot be started."""
 
     def down(self, names: Sequence[str]) -> list[str]:
         """Those of `names` that `start` would start."""

@@ -113,8 +113,9 @@ def renew(
     done: OnDone,
     dry_run: bool = False,
 ) -> Certificates:
-    """Renew certificates that expire within `within_ms`, the operator's first. Running agents load theirs at
-    once: no data is touched and nothing is restarted. A machine that fails does not hold up the others.
+    """Renew certificates that are missing or expire within `within_ms`, and those of nodes that no longer
+    match cluster.yaml, the operator's first. Running agents load theirs at once: no data is touched and
+    nothing is restarted. A machine that fails does not hold up the others.
 
     Args:
         dry_run: only report which certificates are due.

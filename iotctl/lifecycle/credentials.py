@@ -62,7 +62,7 @@ def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[s
     """The authority on this machine; None if neither this machine nor any node has one.
 
     Raises:
-        RefusedProblem: the nodes' certificates were issued by another authority.
+        RefusedProblem: a node has a certificate of an authority that is not on this machine.
     """
     directory = authority_dir(source, env)
     there = {n: f.text(CA) for n, f in found.items() if f.text(CA)}

@@ -194,7 +194,7 @@ def execute(
     now_ms: int,
     check: Callable[[], object] = lambda: None,
 ) -> Deployment:
-    """Execute the plan, up to the start of every agent; returns it with the files that were written. A
+    """Execute the plan and start every agent that is down; returns it with the files that were written. A
     repeated call continues where it stopped. `check` is called before each step and may raise.
 
     Raises:
@@ -246,7 +246,7 @@ def execute(
 
 
 def prune(todo: Deployment, machines: Machines) -> tuple[list[str], list[Unreachable]]:
-    """Delete on each machine the versions that no node runs, except the one that was linked last.
+    """Delete on each machine the versions that no node runs, except the one of them that was linked last.
 
     Returns: the versions deleted on any machine, and the errors of machines that could not delete them.
     """

@@ -67,7 +67,7 @@ class Machines:
         self._connector.close()
 
     def of(self, node: NodeEntry) -> Host:
-        """Raises `Unreachable`."""
+        """Raises as `Connector.open`."""
         found = self._open.get(node.name)
         if found is None:
             local = self.source.is_local

@@ -134,12 +134,14 @@ def rolling(
 
     Args:
         between: called for a node while it is down.
-        check: called before anything is drained or stopped; returns the lock's serial. Raises
-            `RefusedProblem` if the restart must not continue.
+        check: called before a node that the cluster knows is drained or stopped; returns the lock's serial.
+            Raises `RefusedProblem` if the restart must not continue.
 
     Raises:
         RefusedProblem: the first node cannot be stopped safely; nothing was stopped.
-        Partly: some nodes were restarted, the others were left alone.
+        BusyProblem: another command drains nodes; nothing was stopped.
+        Partly: the restart ended early; the error names the nodes that were restarted. Some of the others may
+            be down or draining.
     """
     return _Roll(cluster, agents, names, request, on_step, between, check, timing).run()
 
@@ -232,7 +234,8 @@ class _Roll:
         return batch, left
 
     def _gate(self, left: Sequence[str]) -> list[str]:
-        """At most `at_once` of `left` that may stop together; waits until there is at least one.
+        """At most `at_once` of `left` that may stop together; waits until there is at least one, and raises
+        `RefusedProblem` if there is none after `gate_s`.
 
         `may_stop` ignores a group that has no quorum now, such as a group without a leader. Such a group
         may be about to recover, so no node stops until every group keeps its quorum.

@@ -1,4 +1,4 @@
-"""Events: the meta group's audit log merged with the events that each node recorded.
+"""Events: the meta group's audit log merged with the events that each agent recorded since its start.
 
 Every agent is asked directly, in parallel; no leader is needed. The audit log comes from the node that has
 applied most. Times are those of each node's own clock.

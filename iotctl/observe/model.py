@@ -91,7 +91,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     problems: list[Problem]
     healthy: bool
     feature_level: int = 0
-    """The feature level of the cluster; 0 if no node answered."""
+    """The feature level of the cluster; 0 if no node returned the meta view."""
 
     feature_level_possible: int = 0
     """The highest level that every node supports; the cluster's level while a node does not answer."""

@@ -113,7 +113,8 @@ def describe_operation(
 
 
 def copied(operation: Operation) -> Ranges:
-    """Slots that every member of the gaining group has copied and recorded."""
+    """Slots that every required member of the gaining group has copied and recorded; a dead member is not
+    required."""
     done: list[Ranges] = []
     for move in operation.moves:
         slots = move.slots
@@ -286,6 +287,7 @@ def wait_operation(
 
     Raises:
         Partly: the timeout expired first; the operation continues.
+        RefusedProblem: there is no such operation.
     """
     deadline = None if timeout_s is None else clock() + timeout_s
     reason = ""

@@ -152,7 +152,8 @@ def _node_rows(facts: Facts, source: ClusterSource) -> list[NodeRow]:
 
 
 def _records(facts: Facts, source: ClusterSource) -> dict[str, NodeRecord]:
-    """Nodes in ring order, then those listed only in `cluster.yaml` (state `unknown` or `not_joined`)."""
+    """The cluster's nodes in the order of its records, not of the ring; then those listed only in
+    `cluster.yaml` (state `unknown` or `not_joined`)."""
     found: dict[str, NodeRecord] = {}
     if facts.view is not None:
         found = {n.node: n for n in facts.view.nodes if n.state != "retired"}
