@@ -24,8 +24,8 @@ class DryRun(msgspec.Struct, frozen=True):
 class Output:
     """stdout gets only the result; hints, warnings, progress and failures go to stderr.
 
-    With `-o json` a failure is also a document on stdout, so that a reader always gets one. Text output
-    escapes control characters in values, names and messages of nodes.
+    With `-o json` and `-o jsonl` a failure is also a document on stdout, so that a reader always gets one.
+    Text output escapes control characters in values, names and messages of nodes.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Output:
         return self.format in ("json", "jsonl")
 
     def emit(self, kind: str, body: object, tables: Callable[[], Sequence[Table | str]]) -> None:
-        """Print a result. `tables` is called only for table formats; its strings are printed unchanged."""
+        """Print a result. `tables` is called only for text formats; control characters in it are escaped."""
         if self.format == "json":
             self.out.write(to_json(document(kind, body)))
         elif self.format == "jsonl":

@@ -90,7 +90,7 @@ def check_disks(peaks: Sequence[NodePeak]) -> Iterator[Refusal]:
 
 
 def check_layout(facts: ClusterFacts, final: Ring) -> Iterator[Refusal]:
-    """Layout violations of the final ring that are new, or worse than in the current ring."""
+    """At most two refusals: for more zone overlaps, or a higher overload, than in the current ring."""
     today = facts.table.ring
     if final != today:
         for code, subject, why in layout_violations(final, facts.zones, facts.replicas, today):

@@ -70,7 +70,7 @@ def crowded(owner: NodeId, members: Sequence[NodeId], zones: Zones, allowed: int
 def places_apart(
     zones: Zones, weights: Weights, ring: Ring, leavers: Collection[NodeId], replicas: int
 ) -> Places:
-    """The places for new nodes with the least zone overlap and, among these, without overloaded nodes.
+    """The places for new nodes with the least zone overlap and, among these, the least load above `OVERLOAD`.
 
     New nodes whose zones fit only together are placed side by side.
 
@@ -137,8 +137,8 @@ def overload(ring: Ring, replicas: int) -> tuple[NodeId, float]:
 def layout_violations(
     ring: Ring, zones: Zones, replicas: int, today: Ring | None = None
 ) -> Iterator[tuple[str, NodeId, str]]:
-    """The layout violations of `ring` that are new, or worse than in `today`, as (`zones` or `weights`, the
-    group owner or node, why)."""
+    """At most one violation each for more zone overlaps and for a higher overload than in `today`, as
+    (`zones` or `weights`, a group owner or node, why)."""
     # A zone without nodes still counts: an operator with three zones learns that only two would be left.
     allowed = members_allowed(zones, {*ring.names, *(today.names if today else ())}, replicas)
     after = crowds(ring, zones, replicas, allowed)

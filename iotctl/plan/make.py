@@ -106,9 +106,9 @@ def make_spec(
 ) -> Plan:
     """One plan from the cluster's nodes to those that cluster.yaml lists.
 
-    A new node replaces a leaving node of the same weight, since a replacement copies least, unless the zones
-    only allow separate additions and removals. The other new nodes are added before the replacements, and the
-    other leaving nodes are removed after them; no slot moves twice.
+    A new node replaces a leaving node of the same weight, since a replacement copies least, unless only
+    separate additions and removals avoid layout violations. The other new nodes are added before the
+    replacements, and the other leaving nodes are removed after them; no slot moves twice.
     """
     refusals = (
         *(check_add(facts, added, None) if added else ()),

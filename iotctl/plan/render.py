@@ -135,7 +135,7 @@ def group_loads(plan: Plan) -> Rows:
 
 
 def hot_slots(plan: Plan) -> Rows:
-    """The hottest `HOT_ROWS` slots; the document lists all."""
+    """The hottest `HOT_ROWS` slots; the document lists up to `HOT_SLOTS_MAX` (`cost`)."""
     rows = tuple(
         (h.slot, h.owner or h.header, h.bytes, h.bytes_share, h.write_bytes_per_s, h.write_share)
         for h in plan.hot_slots[:HOT_ROWS]

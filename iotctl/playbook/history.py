@@ -26,10 +26,10 @@ class History:
     def outcomes(self) -> dict[str, Entry]:
         """Outcomes that still count, by step, including failures after which the run continued.
 
-        The outcome of a step that only reads counts only if a later step has started, and if the step failed
-        or its result was neither registered nor written to a file (`out`). A check is not repeated after a
-        later step started: a cluster that was healthy before a node was stopped is not healthy while this
-        node is down. A registered result is not in the journal; a file may be stale or on another machine.
+        The outcome of a step that only reads counts only if a later step has an intent (`begun`), and if
+        the step failed or its result was neither registered nor written to a file (`out`). A check is not
+        repeated then: a cluster that was healthy before a node was stopped is not healthy while this node is
+        down. A registered result is not in the journal; a file may be stale or on another machine.
         """
         uses = dict(zip(self._playbook.ids, self._playbook.file.steps, strict=True))
         begun = self.begun()
@@ -49,7 +49,7 @@ class History:
         }
 
     def begun(self) -> set[str]:
-        """Ids of the steps that were started."""
+        """Ids of the steps with an intent: not of those that only read, or found their work done."""
         return {e.step for e in self._journal.entries() if e.event == "intent"}
 
     def is_same(self, i: int, step: StepEntry, earlier: Entry, digest: str) -> bool:
@@ -59,7 +59,7 @@ class History:
             digest: of the arguments now; "" if they are unknown.
 
         Raises:
-            InputProblem: the arguments of any other step differ.
+            InputProblem: the arguments of any other step differ, or are unknown now.
         """
         if digest != earlier.digest and step.uses == "approve":
             return False

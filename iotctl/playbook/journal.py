@@ -166,7 +166,7 @@ class RunJournal:
             self._ask_at = self._clock() + RETRY_S
 
     def finish(self) -> bool:
-        """End the journal. Returns whether the cluster has the whole record. Raises `RefusedProblem`."""
+        """Send what the cluster lacks; returns whether it has the whole record. Raises `RefusedProblem`."""
         try:
             self._keeper = self._keeper or self._keeper_of()
         except BusyProblem:
@@ -233,6 +233,7 @@ def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
     Raises:
         UsageProblem: there is no such run.
         BusyProblem: another process is executing it.
+        InputProblem: the journal of the run is damaged.
     """
     if run_id:
         path = directory / f"{run_id}.jsonl"

@@ -31,7 +31,8 @@ class Inspection(msgspec.Struct, frozen=True):
         state: `would_change`, `no_change` (its work is done already), `unknown`, or `reads` (the verb never
             changes anything and runs for its result).
         left: the nodes that still have something to do; None for all.
-        operation: an open operation that does the work already; the run waits for its end first.
+        operation: the run first runs `ops wait` for it: an open operation that does the work already or would
+            make a plan stale, or an ended removal of which `ops wait` completes what is left to do.
         nodes: the nodes that the step works on, if its arguments name none or more than these.
     """
 
@@ -59,7 +60,7 @@ def unknown(message: str) -> Inspection:
 
 class Command(Protocol):
     def __call__(self, words: Sequence[str], timeout: str = "") -> Ran:
-        """Run one iotctl command line to its end; never asks, never raises."""
+        """Run one iotctl command line to its end; never asks. Raises only if a signal ends the whole run."""
 
 
 Inspect = Callable[[str, dict[str, Any]], Inspection]

@@ -121,6 +121,7 @@ class Runner:
 
         Raises:
             InputProblem: a step that ran has other arguments now, or the run began with another `--limit`.
+            BusyProblem, RefusedProblem: another process has taken over the run or the lock.
         """
         done = self._history.outcomes()
         steps = self._playbook.file.steps
@@ -284,7 +285,8 @@ class Runner:
     def _arguments(self, step: StepEntry) -> dict[str, Any] | None:
         """The step's arguments with all values inserted; conditions stay unevaluated.
 
-        None if the run has a limit and the step's nodes are outside, or it works on the whole cluster.
+        With a limit, `nodes` keeps only nodes inside. None if none is left, if `node`, `old` or `new` is
+        outside of the limit, or if the step works on the whole cluster.
         """
         parameters = {p.name: p for p in self._verbs[step.uses].parameters}
         conditions = {p.name for p in parameters.values() if p.type == CONDITION}
@@ -303,7 +305,7 @@ class Runner:
         return found
 
     def _settled(self, step: StepEntry, arguments: dict[str, Any]) -> Inspection:
-        """The inspection, after the end of operations that already do this step's work."""
+        """The inspection after `ops wait` for each operation that it named (`Inspection.operation`)."""
         found, waited = self._tools.inspect(step.uses, arguments), set[str]()
         while found.operation and found.operation not in waited:
             waited.add(found.operation)

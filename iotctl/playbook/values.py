@@ -27,7 +27,7 @@ class Values:
         return at(self._values[str(path[0])], path[1:])
 
     def redact(self, text: str) -> str:
-        """`text` without the secrets, in whatever way they are quoted."""
+        """`text` with `***` for each secret, as it is or with the escapes of Python or JSON."""
         for secret in sorted(self._secrets, key=len, reverse=True):
             for shown in (repr(secret)[1:-1], msgspec.json.encode(secret).decode()[1:-1], secret):
                 text = text.replace(shown, REDACTED)

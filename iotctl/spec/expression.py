@@ -79,7 +79,7 @@ def substitute(value: Any, lookup: Lookup) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """`value` as YAML text; the items of a list are joined by commas."""
+    """`value` as text: true and false as in YAML, null as "", the items of a list joined by commas."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:

@@ -1,7 +1,7 @@
 """Valid names of machines and of their users.
 
-These names become parts of commands (`ProxyCommand … %h`), options and file names. The reader refuses every
-name that has a special meaning in a shell, in SSH or in a path.
+These names become parts of commands (`ProxyCommand … %h`), options and file names. So the reader accepts only
+letters, digits and a few characters without a meaning for a shell, and no `-` first. It accepts `.` and `..`.
 """
 
 HOST_CHARS_MAX = 253

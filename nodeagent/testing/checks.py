@@ -22,8 +22,8 @@ _LOG_NAME = re.compile(r"\d{12}\.log|newest|reserve|log\.id|\d+\.\d+\.torn")
 
 
 class Tables:
-    """Checks S14 after every turn: no node's partition table returns to an older version, and tables with
-    equal versions are equal."""
+    """Checks S14 after every turn: within a life no node's partition table returns to an older version, and
+    tables with equal versions are equal."""
 
     def __init__(self) -> None:
         self._tables: dict[int, int] = {}

@@ -23,7 +23,7 @@ Count = Annotated[int, Meta(ge=1)]
 
 _DRAWN = Plan.draw(random.Random(0))
 _NAMES = {"steps": STEPS, "kinds": WHOLE_KINDS, "limits": _DRAWN.limits, "node": _DRAWN.node}
-"""Names allowed in a plan's fields: every seed draws the same limits and settings."""
+"""Names allowed in a plan's fields: every seed draws values for the same limits and settings."""
 
 
 class ClusterChanges(PlanChanges, frozen=True):

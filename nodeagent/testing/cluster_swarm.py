@@ -31,7 +31,7 @@ RETRY_MS = 500
 """Time between two attempts of an operator."""
 
 COPY_MS = (0, 6_000)
-"""Range of the time from copying a directory to the next start of its node."""
+"""Range of the time from copying a directory to the kill of its node."""
 
 
 class Report(msgspec.Struct):

@@ -1,9 +1,9 @@
 """An in-memory disk that can lose power, fill up and corrupt data.
 
 Each file has two versions: what a reader sees and what is durable. Writes since the last sync are pending.
-`crash` draws the fate of each pending write: kept, lost, torn at any byte, or kept by 512-byte sectors in any
-combination. Changes of names are pending until `sync_dir`. After a failed sync the pending writes count as
-clean although they are not durable, as on Linux (Rebello et al., ATC 2020).
+`crash` draws the fate of each pending write: kept, lost, kept only as a length, torn at any byte, or kept by
+512-byte sectors in any combination. Changes of names are pending until `sync_dir`. After a failed sync the
+pending writes count as clean although they are not durable, as on Linux (Rebello et al., ATC 2020).
 
 Each call that changes the disk has a number (`operations`). With `cut_power_at = n`, call number n raises
 `PowerCut` before it completes, and so does every later call until `crash`; a test tries each n of a workload.

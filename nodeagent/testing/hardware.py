@@ -23,7 +23,7 @@ class Hardware:
         self.disk = SimDisk(now_ms=lambda: self.wall)
         self.alive = False
         self.gone = False
-        """Whether the machine is permanently lost: it never starts again."""
+        """Whether the machine was permanently lost or has left; it does not start while this is set."""
 
         self.lossy = False
         """Whether parts of the data directory were lost or changed, so that its groups may be damaged."""

@@ -100,6 +100,7 @@ def history(run: str, seed: int, what: str, name: str, lines: int = LINES) -> tu
 
     Raises:
         LookupError: there is no such run, or it has no such history.
+        InvalidInput: the script file is invalid.
     """
     world, go = _run(run, seed)
     if what != "group" and isinstance(world, Swarm):

@@ -123,8 +123,8 @@ class Nemesis(Injector):
         self._part("alone", self.rng.choice([into, out, into | out]), self._back())
 
     def _deposed(self) -> None:
-        """Cut a leader off from the other nodes but not from clients; sometimes all machines lose power
-        then."""
+        """Cut a leader off from all other nodes or all but one, not from clients; sometimes all machines go
+        down then."""
         led = self._led(self.rng)
         if led is None:
             return
@@ -161,7 +161,7 @@ class Nemesis(Injector):
 
     def _sync_error(self) -> None:
         """Fail a sync of the log, mostly followed by a power cut, which loses the data that was not
-        written."""
+        synced."""
         if node := self._some():
             self._do("sync_error", DiskError(node.node, "sync", "EIO", IN_LOG, skip=self.rng.randint(0, 5)))
             if self.rng.random() < 0.7:

@@ -164,7 +164,7 @@ class OperatedCluster(SimulatedCluster):
         """Force the recovery of all groups that lost their majority with the dead `nodes`.
 
         The history forgets only what no living node has, so that everything on a living node must survive.
-        Returns the number of acknowledged writes that were lost.
+        Returns the number of acknowledged values, one per cell of a write, that were lost.
         """
         meta = self.newest()
         heirs = []

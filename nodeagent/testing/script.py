@@ -42,7 +42,7 @@ class Script(msgspec.Struct, frozen=True):
     faults: tuple[Timed, ...]
     noise: int = 0
     length_ms: int = 0
-    """Length of the run; 0 for the seed's length."""
+    """When the faults end; 0 for the time that the seed's plan gives."""
 
     plan: Changes = Changes()
     why: str = ""

@@ -77,7 +77,7 @@ class WallClock:
 
 
 class Sim(Generic[M]):
-    """The simulated world of machines of one kind. `trace` is a running hash of all events."""
+    """The simulated world of machines of one kind. `trace` is a running hash of all notes (`note`)."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

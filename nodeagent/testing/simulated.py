@@ -104,7 +104,7 @@ class SimulatedCluster:
             self.sim.seen["operation", f"{op.kind} {op.stage}"] += 1
 
     def record(self, operation: str) -> Operation | None:
-        """The operation as the most advanced node has it."""
+        """The operation as the most advanced living node that knows it has it; None if none knows it."""
         found = [
             (n.host.cluster.meta.applied, op)
             for n in self.sim.nodes.values()

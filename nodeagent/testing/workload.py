@@ -50,7 +50,7 @@ PLAIN_HABITS = WriteProfile()
 
 
 def field_of(number: int) -> str:
-    """The name of a table's column number `number`, from 0."""
+    """The name of a table's field number `number`, from 0; the column `device` does not count."""
     return f"v{number or ''}"
 
 
@@ -71,7 +71,7 @@ class Cell:
 @dataclass(slots=True)
 class History:
     fields: dict[str, int] = field(default_factory=dict)
-    """By storage group: number of columns that a reply stated for its table; 1 if absent."""
+    """By storage group: number of fields that a reply stated for its table; 1 if absent."""
 
     sent: dict[Cell, int] = field(default_factory=dict)
     acked: dict[Cell, int] = field(default_factory=dict)
@@ -127,7 +127,8 @@ class History:
         return schema_of(storage_group, self.fields.get(storage_group, 1))
 
     def lose(self, ops: Iterable[tuple[str, int, int]]) -> int:
-        """Note that only these writes may be lost; returns how many of them were acknowledged."""
+        """Note that only these writes may be lost; returns how many acknowledged values (one per cell) they
+        had."""
         before = sum(map(len, self.acks.values()))
         for cell, value in ((cell, value) for op in ops for cells, value in [self.ops[op]] for cell in cells):
             left = self.acks[cell] = [v for v in self.acks.get(cell, ()) if v != value]

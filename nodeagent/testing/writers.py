@@ -216,7 +216,7 @@ class ExpiringWriter(Writer):
 
 
 class Widener:
-    """A client that adds columns to tables, one after the other, until each has `fields` columns."""
+    """A client that adds fields to tables, one after the other, until each table has `fields` of them."""
 
     def __init__(
         self, sim: Sim[SimNode], view: View, history: History, groups: list[str], fields: int

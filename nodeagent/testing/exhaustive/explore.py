@@ -46,7 +46,7 @@ class Explored:
     """Number of paths from the start to a state in which nothing more happens."""
 
     longest: int = 0
-    """Number of events of the longest path."""
+    """Number of events of the longest path that led to a new state; a known state is not followed again."""
 
     seconds: float = 0.0
     complete: bool = True

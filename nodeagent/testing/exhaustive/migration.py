@@ -133,7 +133,7 @@ def begun_operation(number: int, moves: Sequence[SlotMove], members: Sequence[Gr
 
 
 def members_of(op: Operation, change: GroupChange) -> tuple[NodeId, ...]:
-    """Members of the group at the operation's stage: the new ones in DONE, the old ones before."""
+    """Members of the group at the operation's stage: the new ones in DONE, else the old ones."""
     return change.after if op.stage is Stage.DONE else change.before
 
 

@@ -210,7 +210,7 @@ class RaftWorld(RaftGroupState):
         """The state after the events of a script, which do not count against the bounds.
 
         Args:
-            script: events separated by semicolons. In addition to those of `events` (`command a`, `purge a`):
+            script: events separated by "; ". In addition to those of `events` (`command a`, `purge a`):
                 - `elect a b c`: a wins an election with the votes of b and c
                 - `settle a b`: all messages between these nodes arrive, and all writes complete
                 - `hear a b`: all messages from b to a arrive
