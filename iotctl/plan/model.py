@@ -21,8 +21,9 @@ class SlotMove(msgspec.Struct, frozen=True, rename={"source": "from", "target": 
 class GroupChange(msgspec.Struct, frozen=True):
     """`bytes`: how much the joining members of this group copy because they join.
 
-    For an existing group that is the catch-up. For a group that is created it is 0: its members copy the
-    slots in `moves`. A group that is dissolved has only `leaves`.
+    For an existing group that is the catch-up. For a group that the plan creates, only members that join in
+    a later step count: the first members copy the slots in `moves`. A group that is dissolved has only
+    `leaves`.
     """
 
     group: str
@@ -123,7 +124,7 @@ class HotSlot(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why the change cannot be done; `subject` is a node or a group owner."""
+    """Why the change cannot be done; `subject` is a node or a group owner, "" if the reason concerns none."""
 
     code: str
     subject: str
