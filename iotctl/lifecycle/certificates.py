@@ -37,7 +37,7 @@ class CertificateRow(msgspec.Struct, frozen=True):
 
 
 class Certificates(msgspec.Struct, frozen=True):
-    """The authority's certificate first, then the operator's, then those of the nodes.
+    """The authority's certificate first (none after a renewal), then the operator's, then those of the nodes.
 
     `changed`: how many were created or renewed, or are due in a dry run.
     """

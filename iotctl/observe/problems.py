@@ -102,7 +102,7 @@ def _clock_problems(facts: Facts) -> list[Problem]:
     for node, ms in sorted(ahead.items()):
         amount = f"{span_text(abs(ms) / 1000)} {'ahead of' if ms > 0 else 'behind'}"
         message = (
-            f"the clock of {node} is {amount} the other members of its groups; no rows of these groups expire"
+            f"the clock of {node} is {amount} the median clock of its groups' voters; no rows expire there"
         )
         found.append(Problem("error", "clock_skew", node, "", message, f"set the clock of {node} (NTP)"))
     return found
