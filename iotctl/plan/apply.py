@@ -7,6 +7,7 @@ import yaml
 
 from iotctl.errors import InputProblem, RefusedProblem
 from iotctl.plan.model import FORMAT_VERSION, Plan
+from iotctl.spec.typed_yaml import load_texts
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.partition.change import Change, ChangeKind, change_between
@@ -17,9 +18,6 @@ from nodeagent.partition.table import PartitionTable
 _MAKE = (
     "make a plan, for example with `iotctl plan add-node NODE --out FILE` or `iotctl plan spec --out FILE`"
 )
-
-
-_DEEP = "the file is nested too deeply"
 
 
 def to_json(plan: Plan) -> str:
@@ -35,7 +33,9 @@ def from_json(text: str | bytes, where: str = "") -> Plan:
     try:
         return _known(msgspec.json.decode(text, type=Plan), where)
     except RecursionError as error:
-        raise InputProblem("this is not a plan", why=_DEEP, next=_MAKE, where=where) from error
+        raise InputProblem(
+            "this is not a plan", why="the file is nested too deeply", next=_MAKE, where=where
+        ) from error
     except UNDECODABLE as error:
         raise InputProblem("this is not a plan", why=str(error), next=_MAKE, where=where) from error
 
@@ -43,17 +43,12 @@ def from_json(text: str | bytes, where: str = "") -> Plan:
 def from_yaml(text: str, where: str = "") -> Plan:
     """Raises `InputProblem` for anything but a plan of this format."""
     try:
-        return _known(msgspec.convert(yaml.safe_load(text), Plan), where)
-    except RecursionError as error:
-        raise InputProblem("this is not a plan", why=_DEEP, next=_MAKE, where=where) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
-        why = error.problem or "the file is not YAML"
-        raise InputProblem("this is not a plan", why=why, next=_MAKE, where=place) from error
-    except (yaml.YAMLError, msgspec.MsgspecError) as error:
-        why = str(error).splitlines()[0]
-        raise InputProblem("this is not a plan", why=why, next=_MAKE, where=where) from error
+        plan = msgspec.convert(load_texts(text, where), Plan, strict=False)
+    except InputProblem as error:
+        raise InputProblem("this is not a plan", why=error.what, next=_MAKE, where=error.where) from error
+    except msgspec.ValidationError as error:
+        raise InputProblem("this is not a plan", why=str(error), next=_MAKE, where=where) from error
+    return _known(plan, where)
 
 
 def _known(plan: Plan, where: str) -> Plan:

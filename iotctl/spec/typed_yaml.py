@@ -239,8 +239,35 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
     """
     if len(text.encode()) > BYTES_MAX:
         raise InputProblem(f"the file is larger than {BYTES_MAX >> 20} MiB", where=f"{file}:1:1")
+    reader = _Reader(file)
+    value = reader.read(_compose(text, file), kind, ())
+    raise_problems(reader.problems)
+    return Loaded(file, value, reader.marks, reader.keys)
+
+
+def load_texts(text: str, file: str) -> Any:
+    """The document in `text` as lists and mappings; each scalar is its text, or None for null.
+
+    For a file that iotctl wrote and whose types the caller knows; unlike in `load`, its size has no limit.
+
+    Raises:
+        InputProblem: with the place of the first error.
+    """
+    return _texts(_compose(text, file))
+
+
+def _texts(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.SequenceNode):
+        return [_texts(child) for child in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): _texts(value) for key, value in node.value}
+    return None if _tag(node) == "null" else node.value
+
+
+def _compose(text: str, file: str) -> yaml.Node:
+    """The nodes of `text`, whose scalars are not converted yet: PyYAML's own conversions can fail."""
     try:
-        root = yaml.compose(text, Loader=_PlainLoader)
+        root: yaml.Node | None = yaml.compose(text, Loader=_PlainLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
@@ -254,17 +281,14 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
             where=f"{file}:{_place(text[: error.position])}",
             next="delete it, or write it as an escape in double quotes",
         ) from None
-    except ValueError:  # from PyYAML's own chr()
+    except (ValueError, OverflowError):  # from PyYAML's own chr()
         found = next(m for m in _ESCAPE.finditer(text) if int(m[1], 16) > sys.maxunicode)
         raise InputProblem(
             f"{found[0]} is not a character", where=f"{file}:{_place(text[: found.start()])}"
         ) from None
     if root is None:
         raise InputProblem("the file is empty", where=f"{file}:1:1")
-    reader = _Reader(file)
-    value = reader.read(root, kind, ())
-    raise_problems(reader.problems)
-    return Loaded(file, value, reader.marks, reader.keys)
+    return root
 
 
 def _place(before: str) -> str:

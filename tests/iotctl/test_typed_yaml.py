@@ -43,6 +43,7 @@ def failure(text: str) -> tuple[str, str]:
         ("name: a\ncount: 010", "2:8", "plain decimal digits"),
         ("name: a\ncount: " + 5000 * "9", "2:8", "count: "),
         ('name: a\nfree: "\\U00110000"', "2:8", "\\U00110000 is not a character"),
+        ('name: a\nfree: "\\UFFFFFFFF"', "2:8", "\\UFFFFFFFF is not a character"),
         ("name: a\ncount: 0x1f", "2:8", "plain decimal digits"),
         ("name: a\ncount: 1_000", "2:8", "plain decimal digits"),
         ("name: a\ncount: 10:30", "2:8", "plain decimal digits"),

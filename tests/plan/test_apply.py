@@ -1,5 +1,7 @@
 """Saved plans: loaded completely, refused if stale or edited, and executed exactly as shown."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 
@@ -14,7 +16,7 @@ from iotctl.plan.apply import (
     to_yaml,
 )
 from iotctl.plan.make import make_add, make_rebalance, make_remove, make_replace
-from iotctl.plan.model import Plan
+from iotctl.plan.model import Plan, SlotMove
 from nodeagent.partition.change import ChangeKind
 from nodeagent.partition.planner import plan_adds
 
@@ -37,6 +39,14 @@ def test_json_and_yaml_round_trip(name: str) -> None:
     """A plan file gives the same plan back."""
     plan = PLANS[name]
     assert from_json(to_json(plan)) == plan
+    assert from_yaml(to_yaml(plan)) == plan
+
+
+def test_names_that_look_like_values_round_trip() -> None:
+    """YAML 1.1 takes `1e3` for text, which is written without quotes."""
+    names = ["1e3", "12", "0x1f", "null", "no", "2023-01-01"]
+    moves = tuple(SlotMove(i, a, b, i) for i, (a, b) in enumerate(pairwise(names)))
+    plan = msgspec.structs.replace(PLANS["add"], moves=moves, spec_hash="~")
     assert from_yaml(to_yaml(plan)) == plan
 
 
@@ -128,7 +138,14 @@ def test_edited_plan_is_an_input_problem() -> None:
             changes_of(edited, FACTS.table)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"kind": 3}', "kind: {", "a: !!python/object:os.x {}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[1]", '{"kind": 3}', "kind: {", "[a]: b", "a: \0", "a: !!python/object:os.x {}"),
+        *("a: 2023-99-99", "a: 0x_", "a: " + 5000 * "9", "a: !!int x", "a: !!bool x", "a: !!timestamp x"),
+        *('a: "\\U00110000"', 'a: "\\UFFFFFFFF"'),
+    ],
+)
 def test_a_file_that_is_not_a_plan_is_an_input_problem(text: str) -> None:
     """An invalid file causes an error that names its place, never a traceback."""
     with pytest.raises(InputProblem) as caught:
