@@ -138,10 +138,10 @@ def rolling(
             Raises `RefusedProblem` if the restart must not continue.
 
     Raises:
-        RefusedProblem: the first node cannot be stopped safely; nothing was stopped.
-        BusyProblem: another command drains nodes; nothing was stopped.
-        Partly: the restart ended early; the error names the nodes that were restarted. Some of the others may
-            be down or draining.
+        RefusedProblem: the first node cannot be stopped safely; nothing was stopped or left draining.
+        BusyProblem: another command drains nodes; nothing was stopped or left draining.
+        Partly: the restart ended early; the error names the nodes that were restarted, and those that may be
+            down or are still draining.
     """
     return _Roll(cluster, agents, names, request, on_step, between, check, timing).run()
 
@@ -171,6 +171,15 @@ class _Roll:
         self._by = request.by + RESTART_SUFFIX
         self._drained: set[str] = set()
         """Nodes that were draining before this restart."""
+        self._ours: list[str] = []
+        """Nodes that drain because of this restart."""
+        self._lock = 0
+        self._down: list[str] = []
+        """Nodes that were stopped and are not known to be back."""
+        self._order: list[list[str]] = []
+        """The batches that were restarted."""
+        self._left: list[str] = []
+        """The other nodes, which are still to be restarted."""
 
     def run(self) -> RestartReport:
         cluster, names = self._cluster, self._names
@@ -179,59 +188,77 @@ class _Roll:
             _let_lead(cluster, node, self._by, self._check())
         known = {n.node: n.draining for n in cluster.meta(strong=True).nodes}
         self._drained = {n for n, draining in known.items() if draining}
-        order = []
-        for node in names:
-            if node not in known and self._agents.stop([node]):
-                self._between(node)
-                self._agents.start([node])
-                order.append([node])
-        left = [n for n in names if n in known]
-        while left:
-            batch, left = self._next_batch(left)
-            order.append(batch)
-            self._on_step("restarted", len(names) - len(left), len(names), ", ".join(batch))
-        restarted = [n for batch in order for n in batch]
-        return RestartReport(restarted, order, [n for n in restarted if n in self._drained], undrained)
-
-    def _next_batch(self, left: list[str]) -> tuple[list[str], list[str]]:
-        """Restart one batch of `left`; returns the batch and the rest.
-
-        Raises:
-            RefusedProblem, BusyProblem, Partly: as `rolling`; our drains are undone as far as possible.
-        """
-        cluster, over = self._cluster, len(self._names) - len(left)
-        ours, lock = list[str](), 0
+        outside = [n for n in names if n not in known]
+        self._left = outside + [n for n in names if n in known]
         try:
-            batch = self._gate(left)
-            for node in batch:
-                self._on_step("transferring leadership", over, len(self._names), node)
-                lock = self._check()
-                if node not in self._drained:
-                    ours.append(node)
-                set_draining(cluster, node, True, self._by, lock=lock, for_restart=True)
-            _check_alone(cluster, {*batch, *self._drained})
-            self._wait_still(batch)
-            self._check()
-            self._on_step("restarting", over, len(self._names), ", ".join(batch))
-            self._agents.stop(batch)
-            for node in batch:
-                self._between(node)
-            self._agents.start(batch)
-            self._wait_back(batch, 0)
-            left = [n for n in left if n not in batch]
-            index = 0
-            while ours:
-                index = _let_lead(cluster, ours[0], self._by, lock)
-                del ours[0]
-            # A node that has not applied its undrain yet reports that it is not ready.
-            self._wait_back(batch, index)
+            for node in outside:
+                self._restart_outside(node)
+            while self._left:
+                self._restart_batch()
         except (RefusedProblem, BusyProblem, Partly, Unreachable, NodeAgentError) as error:
-            still = _undrain(cluster, ours, self._by, lock)
-            raise _stopped(error, self._names, left, self._request.command, still) from None
+            raise self._ended(error, _undrain(cluster, self._ours, self._by, self._lock)) from None
         except BaseException:  # Ctrl-C: leave the cluster as it was
-            _undrain(cluster, ours, self._by, lock)
+            _undrain(cluster, self._ours, self._by, self._lock)
             raise
-        return batch, left
+        restarted = [n for batch in self._order for n in batch]
+        return RestartReport(restarted, self._order, [n for n in restarted if n in self._drained], undrained)
+
+    def _restart_outside(self, node: str) -> None:
+        """Restart a node that the cluster does not know, if its agent runs."""
+        self._down = [node]
+        if self._agents.stop([node]):
+            self._between(node)
+            self._agents.start([node])
+            self._order.append([node])
+        self._left.remove(node)
+        self._down = []
+
+    def _restart_batch(self) -> None:
+        """Drain, restart and undrain as many of the nodes left as may be down together."""
+        cluster, over = self._cluster, len(self._names) - len(self._left)
+        batch = self._gate(self._left)
+        for node in batch:
+            self._on_step("transferring leadership", over, len(self._names), node)
+            self._lock = self._check()
+            if node not in self._drained:
+                self._ours.append(node)
+            set_draining(cluster, node, True, self._by, lock=self._lock, for_restart=True)
+        _check_alone(cluster, {*batch, *self._drained})
+        self._wait_still(batch)
+        self._check()
+        self._on_step("restarting", over, len(self._names), ", ".join(batch))
+        self._down = batch
+        self._agents.stop(batch)
+        for node in batch:
+            self._between(node)
+        self._agents.start(batch)
+        self._wait_back(batch, 0)
+        self._down = []
+        self._order.append(batch)
+        self._left = [n for n in self._left if n not in batch]
+        index = 0
+        while self._ours:
+            index = _let_lead(cluster, self._ours[0], self._by, self._lock)
+            del self._ours[0]
+        # A node that has not applied its undrain yet reports that it is not ready.
+        self._wait_back(batch, index)
+        self._on_step("restarted", over + len(batch), len(self._names), ", ".join(batch))
+
+    def _ended(self, error: Exception, draining: Sequence[str]) -> Exception:
+        """`error`, with what the restart did before it; `draining` could not be undrained."""
+        what, why = getattr(error, "what", str(error)), getattr(error, "why", "")
+        over, left = [n for batch in self._order for n in batch], self._left
+        if isinstance(error, RefusedProblem | BusyProblem) and not (over or self._down or draining):
+            return type(error)(f"{what}; nothing was stopped", why=why, next=error.next)
+        steps = ["iotctl cluster status", *(f"iotctl cluster undrain {n}" for n in draining)]
+        return Partly(
+            f"{what}; {', '.join(over) or 'nothing'} restarted"
+            + (f", {', '.join(left)} not" if left else "")
+            + (f"; {', '.join(self._down)} may be down" if self._down else "")
+            + (f"; {', '.join(draining)} still draining" if draining else ""),
+            why=why,
+            next=", ".join(steps) + (f", then {self._request.command} {' '.join(left)}" if left else ""),
+        )
 
     def _gate(self, left: Sequence[str]) -> list[str]:
         """At most `at_once` of `left` that may stop together; waits until there is at least one, and raises
@@ -329,21 +356,3 @@ def _undrain(cluster: Cluster, nodes: Sequence[str], by: str, lock: int) -> list
         except NodeAgentError:
             still.append(node)
     return still
-
-
-def _stopped(
-    error: Exception, names: Sequence[str], left: Sequence[str], command: str, draining: Sequence[str]
-) -> Exception:
-    what = getattr(error, "what", str(error))
-    why = getattr(error, "why", "")
-    if len(left) == len(names) and isinstance(error, RefusedProblem | BusyProblem):
-        return type(error)(f"{what}; nothing was stopped", why=why, next=error.next)
-    over = [n for n in names if n not in left]
-    steps = ["iotctl cluster status", *(f"iotctl cluster undrain {n}" for n in draining)]
-    return Partly(
-        f"{what}; {', '.join(over) or 'nothing'} restarted"
-        + (f", {', '.join(left)} not" if left else "")
-        + (f"; {', '.join(draining)} still draining" if draining else ""),
-        why=why,
-        next=", ".join(steps) + (f", then {command} {' '.join(left)}" if left else ""),
-    )

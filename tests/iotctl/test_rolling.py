@@ -16,6 +16,7 @@ from iotctl.lifecycle.rolling import (
     rolling,
 )
 from iotctl.observe.timing import Timing
+from nodeagent.model.errors import Refused
 from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.ids import META
 from nodeagent.model.requests import Drain, NodeStatus, Reply, Request
@@ -140,6 +141,60 @@ def test_a_node_that_does_not_come_back_ends_the_restart() -> None:
     assert caught.value.next.endswith("iotctl cluster restart node2 node3")
     assert "stop node3" not in agents.log
     assert agents.cluster.drained == set(), "the node is undrained, so a later restart finds its former state"
+
+
+class Unstartable(FakeAgents):
+    """The disk of node2's machine is full, as `LocalFleet.start` reports it."""
+
+    def start(self, names: Sequence[str]) -> list[str]:
+        if "node2" in names:
+            raise RefusedProblem("node2 was not started", why="No space left on device", next="repeat")
+        return super().start(names)
+
+
+@pytest.mark.parametrize("outside", [set(), {"node2"}])
+def test_an_agent_that_cannot_be_started_again_is_not_hidden(outside: set[str]) -> None:
+    """Whether the node is in the cluster or not, it was stopped: the error does not say otherwise."""
+    cluster = FakeCluster(names=[n for n in ("node1", "node2", "node3", "node4") if n not in outside])
+    agents = Unstartable(cluster, outside=outside)
+    with pytest.raises(Partly) as caught:
+        roll(agents, ["node2", "node3"])
+    told = "node2 was not started; nothing restarted, node2, node3 not; node2 may be down"
+    assert caught.value.what == told and caught.value.why == "No space left on device"
+    assert caught.value.next == "iotctl cluster status, then iotctl cluster restart node2 node3"
+    assert agents.log == ["stop node2", "change node2"] and cluster.drained == set()
+
+
+def test_a_restart_that_stopped_nothing_names_the_node_that_it_left_draining() -> None:
+    """No leader hears its followers, and the end of the drain is refused too."""
+
+    class Stuck(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            found = super().status(node)
+            return msgspec.structs.replace(found, heard_ms={}) if self.drained else found
+
+        def call_meta(self, request: Request) -> Reply:
+            if isinstance(request, Drain) and not request.draining:
+                raise Refused("the lock 7 is not held any more")
+            return super().call_meta(request)
+
+    agents = FakeAgents(Stuck())
+    with pytest.raises(Partly, match=r"; nothing restarted, node1 not; node1 still draining$") as caught:
+        roll(agents, ["node1"])
+    assert "iotctl cluster undrain node1, then iotctl cluster restart node1" in caught.value.next
+    assert agents.log == []
+
+
+def test_a_node_that_was_not_running_is_not_called_restarted() -> None:
+    """node6 is outside the cluster and its agent does not run."""
+
+    class Idle(FakeAgents):
+        def stop(self, names: Sequence[str]) -> list[str]:
+            return [] if names == ["node6"] else super().stop(names)
+
+    agents = Idle(FakeCluster(down={"node5"}), outside={"node6"})
+    with pytest.raises(RefusedProblem, match="nothing was stopped"):
+        roll(agents, ["node6", "node1"])
 
 
 class Late(FakeCluster):
