@@ -134,8 +134,8 @@ def rolling(
 
     Args:
         between: called for a node while it is down.
-        check: called before a node that the cluster knows is drained or stopped; returns the lock's serial.
-            Raises `RefusedProblem` if the restart must not continue.
+        check: called before a node is drained or stopped; returns the lock's serial. Raises `RefusedProblem`
+            if the restart must not continue.
 
     Raises:
         RefusedProblem: the first node cannot be stopped safely; nothing was stopped or left draining.
@@ -205,6 +205,7 @@ class _Roll:
 
     def _restart_outside(self, node: str) -> None:
         """Restart a node that the cluster does not know, if its agent runs."""
+        self._check()
         self._down = [node]
         if self._agents.stop([node]):
             self._between(node)

@@ -350,6 +350,27 @@ def test_a_rolling_restart_stops_when_its_lock_is_taken(place: Path, at: int) ->
     assert not cluster.drained
 
 
+def test_a_node_outside_the_cluster_is_not_stopped_once_the_lock_is_taken() -> None:
+    """Another program may operate on this machine now."""
+
+    def check() -> int:
+        if agents.log:
+            raise RefusedProblem("the cluster lock was lost")
+        return 0
+
+    agents = FakeAgents(FakeCluster(), outside={"node6", "node7"})
+    with pytest.raises(Partly, match="node6 restarted, node7, node1 not$"):
+        rolling(
+            agents.cluster,
+            agents,
+            ["node1", "node6", "node7"],
+            RollRequest("ann", "again"),
+            check=check,
+            on_step=lambda *_: None,
+        )
+    assert agents.log == ["stop node6", "start node6"]
+
+
 def test_a_rolling_restart_that_lost_its_lock_leaves_drains_alone() -> None:
     """The last check of the restart succeeded; the cluster refuses its later requests, and the restart
     reports that."""
