@@ -1,11 +1,14 @@
 """Valid names of machines and of their users.
 
 These names become parts of commands (`ProxyCommand … %h`), options and file names. So the reader accepts only
-letters, digits and a few characters without a meaning for a shell, and no `-` first. It accepts `.` and `..`.
+letters, digits and a few characters without a meaning for a shell, and no `-` first. A host has
+more than dots: `.` and `..` are directories.
 """
 
 HOST_CHARS_MAX = 253
-_HOST = f"use at most {HOST_CHARS_MAX} letters, digits, '.', '_' and '-' (not first), or an IP address"
+_HOST = (
+    f"use at most {HOST_CHARS_MAX} letters, digits, '.' (not alone), '_', '-' (not first), or an IP address"
+)
 _USER = "use letters, digits, '.', '_', '-' (not first), '+' and '@'"
 
 
@@ -13,7 +16,7 @@ def host_problem(host: str) -> str:
     """Why `host` is invalid; "" if it is valid."""
     name, percent, zone = host.partition("%")
     words = [name, *([zone] if percent else [])]
-    fits = all(w and w[0] != "-" and all(c.isalnum() or c in "._-:" for c in w) for w in words)
+    fits = all(w.strip(".") and w[0] != "-" and all(c.isalnum() or c in "._-:" for c in w) for w in words)
     if not fits or (percent and ":" not in name) or len(host) > HOST_CHARS_MAX:
         return f"{_shown(host)} is not a host: {_HOST}"
     return ""

@@ -53,8 +53,8 @@ def test_names_and_addresses_are_hosts(host: str) -> None:
     assert not host_problem(host)
 
 
-@pytest.mark.parametrize("word", [*HOSTILE, "x" * 254, "fe80::1%$(id)", "a%eth0"])
-def test_a_word_with_shell_syntax_is_not_a_host(word: str) -> None:
+@pytest.mark.parametrize("word", [*HOSTILE, "x" * 254, "fe80::1%$(id)", "a%eth0", ".", "..", "fe80::1%.."])
+def test_a_word_with_shell_syntax_or_a_directory_is_not_a_host(word: str) -> None:
     assert host_problem(word)
 
 
