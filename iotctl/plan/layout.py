@@ -138,7 +138,11 @@ def layout_violations(
     ring: Ring, zones: Zones, replicas: int, today: Ring | None = None
 ) -> Iterator[tuple[str, NodeId, str]]:
     """At most one violation each for more zone overlaps and for a higher overload than in `today`, as
-    (`zones` or `weights`, a group owner or node, why)."""
+    (`zones` or `weights`, a group owner or node, why).
+
+    Only the number of overlaps counts: with some numbers of nodes, every ring has overlaps, and then each
+    node that is added or replaced moves them to other groups.
+    """
     # A zone without nodes still counts: an operator with three zones learns that only two would be left.
     allowed = members_allowed(zones, {*ring.names, *(today.names if today else ())}, replicas)
     after = crowds(ring, zones, replicas, allowed)
@@ -147,7 +151,8 @@ def layout_violations(
     comparable = today is not None and all(n in zones for n in today.names)
     now = crowds(today, zones, replicas, allowed) if today is not None and comparable else []
     if len(after) > len(now):
-        first = after[0]
+        known = {(o.owner, o.zone) for o in now}
+        first = next(o for o in after if (o.owner, o.zone) not in known)
         they = " and ".join(first.nodes)
         before = f" ({len(now)} today)" if comparable else ""
         yield (

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from iotctl.plan.apply import changes_of
 from iotctl.plan.facts import ClusterFacts
-from iotctl.plan.layout import OVERLOAD, crowds, members_allowed, overload, places_apart, spread_order
+from iotctl.plan.layout import (
+    OVERLOAD,
+    crowds,
+    layout_violations,
+    members_allowed,
+    overload,
+    places_apart,
+    spread_order,
+)
 from iotctl.plan.make import make_add, make_remove, make_replace, make_spec
 from iotctl.plan.model import Plan
 from nodeagent.partition.ring import Ring, RingNode, initial_ring, place_between
@@ -143,6 +151,16 @@ def test_a_ring_that_is_no_worse_than_today_is_planned() -> None:
     assert not make_replace(facts, "n4", "y").refusals
     worse = make_replace(facts, "n3", "y")
     assert [r.code for r in worse.refusals] == ["zones"]
+
+
+def test_a_refusal_names_an_overlap_that_today_does_not_have() -> None:
+    """Today group a0 has a0 and a2 in zone a; d6 adds the overlap of group d4."""
+    today, ring = ring_of("abacde"), ring_of("abacded")
+    zones = by_letter(ring.names)
+    assert [o.owner for o in crowds(ring, zones, 3)] == ["a0", "d4"]
+    ((code, subject, why),) = layout_violations(ring, zones, 3, today)
+    assert (code, subject) == ("zones", "d4")
+    assert why.endswith("(1 today): d4 and d6 of group d4 are in zone d")
 
 
 def spec_facts(ring: str, listed: Sequence[str]) -> ClusterFacts:
