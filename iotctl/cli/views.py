@@ -38,7 +38,8 @@ def status_tables(s: ClusterStatus) -> list[Table | str]:
         head += f"\n{known}: {FINALIZE}"
     parts: list[Table | str] = [head, node_table(s)]
     if s.lost_groups:
-        parts.append(f"lost groups: {', '.join(s.lost_groups)}\nstart: {', '.join(s.start_nodes)}")
+        start = f"\nstart: {', '.join(s.start_nodes)}" if s.start_nodes else ""
+        parts.append(f"lost groups: {', '.join(s.lost_groups)}{start}")
     if s.operations:
         parts += operation_tables(s.operations)
     if s.problems:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from iotctl.humanize import span_text
-from iotctl.observe.collect import Facts, current_of, heard_recently, replicas_of
+from iotctl.observe.collect import Facts, current_of, heard_recently, replicas_of, voting
 from iotctl.observe.model import DEAD, GroupRow, MetaRow, NodeRow, Problem
 from iotctl.observe.operations import WAITS, OperationRow, removed_by
 from nodeagent.model.features import Levels, refusal
@@ -28,6 +28,8 @@ STARTING = ("forming", "joining")
 NOT_SERVING = (*STARTING, "refused", "damaged")
 """States in which a node reports that it does not participate."""
 
+DOWN, DAMAGED = "nodes down", "replicas damaged"
+
 WAIT_HEALTHY = "iotctl cluster wait --for healthy"
 FINALIZE = "iotctl cluster finalize-upgrade"
 
@@ -38,6 +40,34 @@ def without_dead(view: MetaView | None, node: str) -> str:
     if view is not None and len(view.ring) <= view.settings.replicas:
         return f"iotctl cluster replace-node {node} NEW --dead"
     return f"iotctl cluster remove-node {node} --dead"
+
+
+def check_log(node: str) -> str:
+    """What the operator of a damaged replica runs."""
+    return f"on the machine of {node}, with the agent stopped: nodeagent log check DIRECTORY"
+
+
+def absent_voters(facts: Facts, group: str, members: Iterable[str]) -> dict[str, list[str]]:
+    """The members of a group that cannot vote, by the reason: `DOWN`, `DAMAGED` or another state."""
+    replicas, able = replicas_of(facts, group), voting(facts, group)
+    found: dict[str, list[str]] = {}
+    for member in members:
+        if member not in able:
+            state = replicas[member].state if member in replicas else "missing"
+            reason = f"replicas {state}" if member in facts.statuses else DOWN
+            found.setdefault(reason, []).append(member)
+    return found
+
+
+def absent_text(absent: dict[str, list[str]]) -> str:
+    return "; ".join(f"{reason}: {', '.join(nodes)}" for reason, nodes in absent.items())
+
+
+def _restored_by(absent: dict[str, list[str]], start: str) -> str:
+    """The next command to restore a quorum; `start` starts the nodes that are down."""
+    if DOWN in absent:
+        return start
+    return check_log(absent[DAMAGED][0]) if DAMAGED in absent else WAIT_HEALTHY
 
 
 def node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -> list[Problem]:
@@ -172,9 +202,9 @@ def group_problems(
 ) -> list[Problem]:
     found = []
     if meta_lost:
-        absent = [v for v in meta.voters if v in down] or down
-        message = f"the meta group has no quorum; nodes down: {', '.join(absent) or 'all its voters'}"
-        found.append(Problem("error", "quorum_lost", "", META, message, start))
+        absent = absent_voters(facts, META, meta.voters or [*facts.statuses, *facts.errors])
+        message = f"the meta group has no quorum; {absent_text(absent)}"
+        found.append(Problem("error", "quorum_lost", "", META, message, _restored_by(absent, start)))
     elif meta.leader is None:
         message = "the meta group has a quorum but no leader yet"
         found.append(Problem("error", "no_leader", "", META, message, WAIT_HEALTHY))
@@ -185,11 +215,11 @@ def group_problems(
     recover = f"iotctl cluster recover {' '.join(dict.fromkeys(lost))}"
     for group in groups:
         if not group.quorum:
-            absent = [m for m in group.members if m not in group.live]
-            message = (
-                f"group {group.group} ({', '.join(group.members)}) has no quorum: start {', '.join(absent)}"
-            )
-            helps = f"{start}; if permanently lost: {recover}" if lost and not meta_lost else start
+            absent = absent_voters(facts, group.group, group.members)
+            message = f"group {group.group} ({', '.join(group.members)}) has no quorum; {absent_text(absent)}"
+            helps = _restored_by(absent, start)
+            if lost and helps == start and not meta_lost:
+                helps = f"{start}; if permanently lost: {recover}"
             found.append(Problem("error", "quorum_lost", "", group.group, message, helps))
         elif group.leader is None:
             message = f"group {group.group} has a quorum but no leader yet"

@@ -142,6 +142,53 @@ def test_three_dead_of_five_name_the_lost_groups_and_the_nodes_to_start(spec: Pa
     assert all("start" in p["next"] for p in lost)
 
 
+@pytest.mark.parametrize("group", ["meta", "node1.1"])
+@pytest.mark.parametrize("state", ["damaged", "recovering", ""])
+@pytest.mark.parametrize("down", [set[str](), {"node1"}])
+def test_voters_that_answer_are_not_named_as_down(spec: Path, group: str, state: str, down: set[str]) -> None:
+    """Their replicas cannot vote, or are missing. Nodes are started only if a voter is down."""
+    sick = ["node2", "node3", "node4"] if group == "meta" else ["node2", "node3"]
+
+    class Sick(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            given = FakeCluster.status(self, node)
+            groups = tuple(
+                msgspec.structs.replace(g, state=state) if node in sick and g.group == group else g
+                for g in given.groups
+                if state or node not in sick or g.group != group
+            )
+            return msgspec.structs.replace(given, groups=groups)
+
+    source = load_cluster(spec / "cluster.yaml")
+    found = cluster_status(Sick(down=down), source, now_ms=NOW_MS, sleep=lambda _: None)
+    (problem,) = [p for p in found.problems if p.code == "quorum_lost"]
+    absent = ["nodes down: node1"] if down else []
+    absent += [f"replicas {state or 'missing'}: {', '.join(sick)}"]
+    assert problem.group == group and problem.message.endswith(f"has no quorum; {'; '.join(absent)}")
+    checks = "on the machine of node2, with the agent stopped: nodeagent log check DIRECTORY"
+    helps = checks if state == "damaged" else "iotctl cluster wait --for healthy"
+    assert problem.next.startswith("iotctl cluster start node1" if down else helps)
+    text = iotctl(spec, "cluster", "status", cluster=Sick(down=down)).out
+    assert ("start:" in text) == bool(down)
+
+
+def test_damaged_replicas_alone_do_not_name_the_voters(spec: Path) -> None:
+    """No replica knows the voters of the meta group: all that are damaged are named."""
+
+    class Unreadable(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            given = FakeCluster.status(self, node)
+            groups = (msgspec.structs.replace(g, voters=(), state="damaged") for g in given.groups)
+            return msgspec.structs.replace(given, groups=tuple(g for g in groups if g.group == "meta"))
+
+        def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
+            raise Unavailable("the meta group of this node is damaged")
+
+    found = cluster_status(Unreadable(), load_cluster(spec / "cluster.yaml"), now_ms=NOW_MS)
+    (problem,) = [p for p in found.problems if p.code == "quorum_lost"]
+    assert problem.message.endswith("replicas damaged: node1, node2, node3, node4, node5")
+
+
 def test_a_cluster_without_answers_is_exit_4(spec: Path) -> None:
     """Exit 4 with the nodes of cluster.yaml; nothing is invented."""
     code, found = status(spec, FakeCluster(down={f"node{i}" for i in range(1, 6)}))
