@@ -15,7 +15,7 @@ from iotctl.observe.cluster import Cluster
 from iotctl.observe.collect import Facts, collect, replicas_of
 from iotctl.observe.model import DEAD
 from iotctl.observe.operations import open_operations
-from iotctl.observe.problems import without_dead
+from iotctl.observe.problems import DOWN, absent_text, absent_voters, check_log, without_dead
 from iotctl.observe.status import build_status
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.ids import META
@@ -118,11 +118,13 @@ def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: 
             check_silent(facts.heard, name, known[name].incarnation, otherwise=f"omit {name}")
     status = build_status(facts, source, now_ms=now_ms)
     if META in status.lost_groups:
-        down = [v for v in status.meta.voters if v not in facts.statuses]
+        absent = absent_voters(facts, META, status.meta.voters)
         raise Unreachable(
-            f"the meta group has lost its majority: its voters {', '.join(down)} do not answer",
+            f"the meta group has lost its majority; {absent_text(absent)}",
             why="recover needs the meta group; it cannot recover the meta group itself",
-            next=f"start the agent of {' or '.join(down)}",
+            next=f"start the agent of {' or '.join(absent[DOWN])}"
+            if DOWN in absent
+            else "iotctl cluster status",
         )
     return view
 
@@ -142,7 +144,7 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
             raise RefusedProblem(
                 f"the replica of group {record.group} on {node} is damaged; nothing was changed",
                 why=replicas[node].error,
-                next=f"on the machine of {node}, with the agent stopped: nodeagent log check DIRECTORY",
+                next=check_log(node),
             )
         if replicas[node].role == "leader":
             raise RefusedProblem(

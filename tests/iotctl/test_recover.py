@@ -9,6 +9,7 @@ import pytest
 
 from iotctl.errors import Exit
 from nodeagent.model.errors import Refused
+from nodeagent.model.ids import META
 from nodeagent.model.operation import Stage
 from nodeagent.model.requests import Accepted, ForceRecover, GroupStatus, MetaView, NodeStatus, Reply, Request
 from nodeagent.partition.recovery import TERMS_BEYOND, recovery_leader_of
@@ -198,6 +199,28 @@ def test_without_a_meta_majority_its_voters_are_named(spec: Path) -> None:
         text="start the agent of node1 or node2 or node3",
         code=Exit.UNREACHABLE,
     )
+
+
+@pytest.mark.parametrize("down", [{"node2", "node3"}, {"node3"}])
+def test_damaged_voters_of_the_meta_group_are_not_named_as_down(spec: Path, down: set[str]) -> None:
+    """Nothing is to be started if every voter answers."""
+
+    class Unreadable(Losing):
+        def view(self) -> MetaView:
+            return msgspec.structs.replace(Losing.view(self), voters=("node1", "node4", "node5"))
+
+        def status(self, node: str) -> NodeStatus:
+            found = Losing.status(self, node)
+            if node not in ("node4", "node5"):
+                return found
+            groups = (
+                msgspec.structs.replace(g, state="damaged") if g.group == META else g for g in found.groups
+            )
+            return msgspec.structs.replace(found, groups=tuple(groups))
+
+    cluster, said = Unreadable(down=down), "replicas damaged: node4, node5"
+    refused(spec, cluster, *sorted(down), text=said, code=Exit.UNREACHABLE)
+    refused(spec, cluster, *sorted(down), text="next: iotctl cluster status", code=Exit.UNREACHABLE)
 
 
 def test_an_open_change_must_end_first(spec: Path) -> None:
