@@ -1,6 +1,6 @@
 """The ring and the slots as recorded in the meta group."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -66,7 +66,8 @@ class SlotRange(msgspec.Struct, frozen=True):
 class SlotLoad(msgspec.Struct, frozen=True):
     """What one replica of a non-empty slot holds; `rows` is an upper bound if not `exact`.
 
-    `write_bytes_per_s`: rate of acknowledged bytes in the last minutes, the most recent weighted most.
+    `write_bytes_per_s`: rate of acknowledged bytes in the last minutes, the most recent weighted most, as
+    counted by `group`. The rates of groups that do not list the slot are included in the slot's first row.
     """
 
     slot: int
@@ -158,9 +159,9 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
             load[2] &= p.exact
             load[3] += p.bytes
     statuses = {n: s for n, s in cluster.statuses().items() if isinstance(s, NodeStatus)}
-    rates = slot_write_rates(cluster, statuses, view)
+    rates = _rates_of_rows(_write_rates(cluster, statuses, view), sorted(loads))
     rows = [
-        SlotLoad(slot, group, n, count, bool(exact), size, round(rates.get(slot, 0.0), 1))
+        SlotLoad(slot, group, n, count, bool(exact), size, round(rates[slot, group], 1))
         for (slot, group), (n, count, exact, size) in sorted(loads.items())
     ]
     nonempty = len({r.slot for r in rows})
@@ -200,10 +201,20 @@ def slot_write_rates(
 ) -> dict[int, float]:
     """Acknowledged bytes per second of each written slot, as counted by the leaders of the groups.
 
-    A slot's rate is the sum over all groups, since a group that lost the slot still counts recent writes. A
-    group whose leader does not answer adds nothing.
+    A slot's rate is the sum over all groups, since a group that lost the slot still counts recent writes.
     """
-    rates: dict[int, float] = {}
+    total: dict[int, float] = {}
+    for own in _write_rates(cluster, statuses, view).values():
+        for slot, rate in own.items():
+            total[slot] = total.get(slot, 0.0) + rate
+    return total
+
+
+def _write_rates(
+    cluster: Cluster, statuses: Mapping[str, NodeStatus], view: MetaView
+) -> dict[str, dict[int, float]]:
+    """The rates of each group, by slot; without the groups whose leader does not answer."""
+    rates: dict[str, dict[int, float]] = {}
     for group in view.groups:
         for status in statuses.values():
             if any(g.group == group.group and g.role == "leader" for g in status.groups):
@@ -212,10 +223,22 @@ def slot_write_rates(
                 except NodeAgentError:
                     continue
                 assert isinstance(reply, WriteRatesReply)
-                for slot, rate in reply.rates:
-                    rates[slot] = rates.get(slot, 0.0) + rate
+                rates[group.group] = dict(reply.rates)
                 break
     return rates
+
+
+def _rates_of_rows(
+    rates: Mapping[str, Mapping[int, float]], rows: Sequence[tuple[int, str]]
+) -> dict[tuple[int, str], float]:
+    """The rate of each row (slot, group), as in `SlotLoad`: the rows of a slot add up to the slot's rate."""
+    found = dict.fromkeys(rows, 0.0)
+    first = {slot: (slot, group) for slot, group in reversed(rows)}
+    for group, own in rates.items():
+        for slot, rate in own.items():
+            if slot in first:
+                found[(slot, group) if (slot, group) in found else first[slot]] += rate
+    return found
 
 
 def _owned(view: MetaView) -> dict[str, int]:

@@ -16,6 +16,7 @@ from iotctl.observe.operations import wait_operation
 from iotctl.pipeline import migrate
 from iotctl.pipeline.report import MigrateReport
 from nodeagent.model.errors import Unavailable
+from nodeagent.model.files import FileMeta
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import MetaView, NodeStatus
 from nodeagent.partition.ranges import count
@@ -610,6 +611,30 @@ def test_rates_of_a_slot_that_moved_are_added_up(spec: Path) -> None:
     cluster = FakeCluster(rates={"node1": ((3, 5.0),), "node2": ((3, 7.5),)})
     found = json.loads(iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster).out)
     assert [load["write_bytes_per_s"] for load in found["loads"] if load["slot"] == 3] == [12.5]
+
+
+def test_the_rate_of_a_slot_that_several_groups_list_counts_once(spec: Path) -> None:
+    """During a change, each group has its own rate, and the rate of a third group is included. A plan from a
+    saved status moves the same slots as a plan from the cluster."""
+
+    class Moving(FakeCluster):
+        def files(self, group: str) -> tuple[FileMeta, ...]:
+            own = FakeCluster.files(self, group)
+            (third,) = [f for f in FakeCluster.files(self, "node1.1") if f.slot == 3]
+            return (third, *own) if group == "node2.1" else own
+
+    rates = {"node1": tuple((s, 1.0) for s in range(20) if s != 3)}
+    rates |= {"node2": ((3, 41.0),), "node3": ((3, 2.5),), "node4": ((3, 7.5),)}
+    cluster = Moving(rates={**rates, "node1": (*rates["node1"], (3, 30.0))})
+    saved = iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster).out
+    listed = [(r["group"], r["write_bytes_per_s"]) for r in json.loads(saved)["loads"] if r["slot"] == 3]
+    assert listed == [("node1.1", 40.0), ("node2.1", 41.0)]
+    (spec / "s.json").write_text(saved)
+    words = ("plan", "rebalance", "--strategy", "write-rate", "-o", "json")
+    asked = json.loads(iotctl(spec, *words, cluster=cluster).out)
+    offline = json.loads(iotctl(spec, *words, "--from-status", "s.json").out)
+    assert offline["moves"] == asked["moves"] and offline["moves"]
+    assert offline["group_loads"] == asked["group_loads"]
 
 
 @pytest.mark.parametrize("strategy", ["slots", "bytes", "write-rate"])
