@@ -100,7 +100,7 @@ def migrate(
             concurrency=job.concurrency,
             progress=progress,
         )
-    if wanted.kind == "remove-node" and done.state not in WAITS:
+    if wanted.leaving is not None and done.state not in WAITS:
         _end_removal(session, wanted.id)
     session.output.emit("migrate", done, lambda: reports.migrate_tables(done))
     reports.save(session, "migrate", done, report)

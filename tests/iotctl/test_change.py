@@ -415,6 +415,32 @@ def test_migrate_keeps_the_rate_of_the_operation_unless_one_is_given(
     assert given == [rate]
 
 
+@pytest.mark.parametrize("kind", ["remove-node", "replace-node"])
+def test_migrate_completes_the_removal_of_the_node_that_leaves(
+    spec: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent stops, and cluster.yaml no longer lists it, as after `ops wait`."""
+    cluster, ended = removal(Stage.COPYING), list[str]()
+    (operation,) = cluster.operations
+    if kind == "replace-node":
+        operation.kind, operation.node, operation.replaces = kind, "node6", "node3"
+        cluster.names.append("node6")
+
+    def run(*_: object, **__: object) -> MigrateReport:
+        operation.stage = Stage.DONE
+        return MigrateReport("op-9", state="done")
+
+    def retire(self: SshProvisioner, name: str) -> str:
+        ended.append(name)
+        return ""
+
+    monkeypatch.setattr(migrate, "run", run)
+    monkeypatch.setattr(SshProvisioner, "retire", retire)
+    done = iotctl(spec, "migrate", cluster=cluster)
+    assert done.code == 0, done.err
+    assert ended == ["node3"] and "node3" not in (spec / "cluster.yaml").read_text()
+
+
 def test_a_repeated_cancel_waits_for_the_first(spec: Path) -> None:
     """It asks nothing and requests nothing: the operation is being cancelled already."""
     cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.CANCELLING)])
