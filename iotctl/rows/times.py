@@ -29,7 +29,7 @@ range, some are the same years in milliseconds, and none are between the two ran
 that began in 1970 has times there."""
 
 MS_TO = 10**14
-"""The year 5138. If most numbers are larger, their unit is shorter than a millisecond."""
+"""More than 3000 years. If most numbers are further from 1970, their unit is shorter than a millisecond."""
 
 
 class TimeRule(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ def check_unit(seen: Seen, rule: TimeRule, *, name: str, where: str) -> None:
     if seen.seconds * 2 > seen.numbers:
         why, unit = "most look like seconds; as milliseconds they would be in January or February 1970", "s"
     elif seen.beyond * 2 > seen.numbers:
-        why = "as milliseconds most would be after the year 5138"
+        why = "as milliseconds most would be more than 3000 years before or after 1970"
         unit = "us or --time-unit ns"
     elif seen.seconds and seen.recent and not seen.between:
         why = f"{seen.seconds} of {seen.numbers} look like seconds, the others like milliseconds"

@@ -282,6 +282,13 @@ def test_an_unlikely_unit_must_be_named(place: Path, stamp: int, unit: str) -> N
         assert done.code == 0 and rows_of(cluster)[0]["time"] == NOON * 1000, (suffix, done.err)
 
 
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_the_reason_to_name_a_short_unit_is_true_before_1970_too(place: Path, sign: str) -> None:
+    """Times such as -8640000000000000 µs are in 1696, not after 5138."""
+    done, _ = csv(place, f"time,v\n{sign}8640000000000000,1\n")
+    assert failure(done)["why"] == "as milliseconds most would be more than 3000 years before or after 1970"
+
+
 def test_a_few_seconds_among_milliseconds_are_refused(place: Path) -> None:
     """E6: one device uses another unit; refused with the number of such rows until the unit is named."""
     text = f"time,v\n{NOON * 1000},1\n{NOON * 1000 + 1},2\n{NOON},3\n"
