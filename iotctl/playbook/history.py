@@ -11,6 +11,8 @@ from iotctl.playbook.model import FAILED, Entry, Journal, RunnableVerb, StepResu
 from iotctl.playbook.values import Values
 from iotctl.spec.playbook import Playbook, StepEntry
 
+_CHANGED = "the file, a variable or a registered result has changed since"
+
 
 class History:
     """What the earlier attempts of a run recorded in its journal."""
@@ -52,26 +54,32 @@ class History:
         """Ids of the steps with an intent: not of those that only read, or found their work done."""
         return {e.step for e in self._journal.entries() if e.event == "intent"}
 
-    def is_same(self, i: int, step: StepEntry, earlier: Entry, digest: str) -> bool:
+    def is_same(self, i: int, step: StepEntry, earlier: Entry, digest: str, unknown: str) -> bool:
         """Whether step `i` still has the arguments it ran with. If an approval has others, it is asked again.
 
         Args:
             digest: of the arguments now; "" if they are unknown.
+            unknown: why they are unknown, or "".
 
         Raises:
             InputProblem: the arguments of any other step differ, or are unknown now.
         """
-        if digest != earlier.digest and step.uses == "approve":
+        if digest == earlier.digest:
+            return True
+        if step.uses == "approve":
             return False
-        if digest != earlier.digest:
-            raise InputProblem(
-                f"step {self._playbook.ids[i]} was run with different arguments before; "
-                "this time, it and later steps were not run",
-                why="the file or a variable has changed since",
-                next="undo that change, or start a new run without --resume",
-                where=self._playbook.marks.where("steps", i),
-            )
-        return True
+        following = "start a new run without --resume"
+        if unknown:
+            ran, why = "before, and its arguments are unknown now", unknown
+        else:
+            ran, why = "with different arguments before", _CHANGED
+            following = f"undo that change, or {following}"
+        raise InputProblem(
+            f"step {self._playbook.ids[i]} was run {ran}; this time, it and later steps were not run",
+            why=why,
+            next=following,
+            where=self._playbook.marks.where("steps", i),
+        )
 
     def digest(self, uses: str, arguments: Any) -> str:
         """Identifies a step's arguments without its secrets: a changed secret leaves the step the same, and

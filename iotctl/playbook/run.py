@@ -148,7 +148,7 @@ class Runner:
             if (
                 earlier is not None
                 and earlier.result is not None
-                and self._history.is_same(i, step, earlier, self._digest_now(step))
+                and self._history.is_same(i, step, earlier, *self._digest_now(step))
             ):
                 result = earlier.result
                 if step.register and result.state != FAILED:
@@ -385,12 +385,12 @@ class Runner:
             digest=digest,
         )
 
-    def _digest_now(self, step: StepEntry) -> str:
-        """The digest of the step's arguments; "" if they are unknown now."""
+    def _digest_now(self, step: StepEntry) -> tuple[str, str]:
+        """The digest of the step's arguments, and why they are unknown now; one of the two is ""."""
         try:
-            return self._history.digest(step.uses, self._arguments(step))
-        except (KeyError, BadExpression):
-            return ""
+            return self._history.digest(step.uses, self._arguments(step)), ""
+        except (KeyError, BadExpression) as error:
+            return "", self._values.redact(str(error.args[0]))
 
     def _now(self) -> int:
         return int(self._tools.clock() * 1000)

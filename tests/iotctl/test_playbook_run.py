@@ -519,6 +519,26 @@ def test_a_step_that_ran_cannot_be_changed(tmp_path: Path) -> None:
         ).run()
 
 
+def test_a_step_that_ran_and_has_unknown_arguments_now_is_not_called_changed(tmp_path: Path) -> None:
+    """The file and the variables are the same: the plan that the step refers to has no moves now."""
+
+    class Planning(Plant):
+        moves: Sequence[Mapping[str, str]] = ({"source": "node1"},)
+
+        def command(self, words: Sequence[str], timeout: str = "") -> Ran:
+            done = super().command(words, timeout)
+            return Ran(0, {"moves": self.moves}, "") if words[0] == "plan" else done
+
+    plan = "  - {id: plan, uses: plan.rebalance, register: p}\n  - id: drain"
+    text = TEXT.replace("  - id: drain", plan).replace("{node: node1}", '{node: "${p.moves[0].source}"}', 1)
+    plant = Planning(fails="add-node")
+    runner(tmp_path, plant, FileJournal(tmp_path / "j"), text).run()
+    plant.moves = ()
+    with pytest.raises(InputProblem, match="drain was run before, and its arguments are unknown") as caught:
+        runner(tmp_path, plant, FileJournal(tmp_path / "j"), text).run()
+    assert "changed" not in caught.value.why and "moves" in caught.value.why
+
+
 def test_a_run_resumes_with_a_changed_secret(tmp_path: Path) -> None:
     plant = Plant(fails="add-node")
     text = TEXT.replace("{node: node1}", '{node: "${token}"}', 1)
