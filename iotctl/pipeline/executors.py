@@ -46,6 +46,8 @@ def check_master(master: str, timeout_s: float = DIAL_TIMEOUT_S) -> None:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout_s).close()
+        except ValueError:  # from the port, or from a host name that cannot be encoded
+            reasons.append(f"{address}: not HOST:PORT")
         except (OSError, OverflowError) as error:  # a port may be too large
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             reasons.append(f"{address}: {reason}")

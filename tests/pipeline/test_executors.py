@@ -46,7 +46,10 @@ def test_an_unreachable_master_is_reported_at_once() -> None:
     assert failure.code == 4 and "--master" in failure.next
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:99999", "no-such-host.invalid:7077"])
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:99999", "no-such-host.invalid:7077", "127.0.0.1", "127.0.0.1:port", f"{64 * 'a'}:7077"],
+)
 def test_a_master_without_a_valid_address_is_reported(address: str) -> None:
     with pytest.raises(Unavailable, match=re.escape(address)):
         check_master(f"spark://{address}")
