@@ -113,10 +113,8 @@ def at_once(
     work: Callable[[T], V], items: Sequence[T], on_done: Callable[[int], None] = lambda done: None
 ) -> list[V]:
     """Like `map`, with up to `ASKS_MAX` threads. `on_done` is called with the number of completed items."""
-    if len(items) < 2:
-        return [work(item) for item in items]
     found: list[V] = []
-    with ThreadPoolExecutor(min(ASKS_MAX, len(items))) as pool:
+    with ThreadPoolExecutor(ASKS_MAX) as pool:  # it starts no more threads than there are items
         for one in pool.map(work, items):
             found.append(one)
             on_done(len(found))

@@ -63,6 +63,13 @@ def tamper(built: Built, maker: Maker) -> tuple[object, object]:
     return rows.column("heat")[1].as_py(), 1234.5
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 40])
+def test_every_completed_item_is_reported(count: int) -> None:
+    done = list[int]()
+    assert replicas.at_once(str, range(count), done.append) == [str(i) for i in range(count)]
+    assert done == list(range(1, count + 1))
+
+
 @pytest.mark.parametrize("depth", ["manifest", "hash"])
 def test_equal_replicas_pass(built: Built, depth: str) -> None:
     """Counts are those of all replicas; rows count once."""
