@@ -31,7 +31,7 @@ from iotctl.fleet.local import LocalFleet
 from iotctl.observe.layout import table_of
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.operation import Stage
-from nodeagent.model.requests import BeginChange
+from nodeagent.model.requests import BeginChange, NodeStatus
 from nodeagent.partition.hash import shard_of, slot_of, time_partition
 from nodeagent.partition.ranges import from_slots, to_slots
 from nodeagent.storage.leftovers import KINDS
@@ -44,6 +44,9 @@ PASSING = ("snapshots", "staging")
 """Directories of a node that become empty some time after the last change."""
 
 COMMAND_S, VERIFY_S, REST_S, AROUND_S = 120.0, 300.0, 60.0, 10.0
+QUIET_S = 5.0
+"""A leader looks for files to merge every two seconds, and saves checkpoints more often."""
+
 PROBE_MS = 1_800_000
 """The offset of the writer's row in its week: between rows of the generated data."""
 
@@ -236,8 +239,7 @@ class Run:
             REST_S,
             lambda: "unused snapshots or staged files remain",
         )
-        time.sleep(1.5)  # checkpoints are saved twice a second
-        world.fleet.stop()
+        stop_at_rest(world)
         left = [f"{n}: {line}" for n, home in homes.items() for line in leftovers_of(home)]
         assert not left, f"{len(left)} left: {left[:5]}"
 
@@ -254,6 +256,29 @@ class Run:
         assert not wrong, f"{len(wrong)} of {len(self.acked)} acknowledged rows: {wrong[:3]}"
         assert len(self.acked) >= nonempty_min(data), f"the writer reached only {len(self.acked)} slots"
         assert self.world.rows() == data.rows + len(found), (self.world.rows(), len(found))
+
+
+def stop_at_rest(world: World) -> None:
+    """Stop the fleet once no group has merged, made or removed a file for a while. Merges go on after all
+    rows are in files, and a merged file is removed only when the next checkpoint no longer names it."""
+    seen: list[tuple[str, str, int, int]] = []
+    since = time.monotonic()
+
+    def is_at_rest() -> bool:
+        nonlocal seen, since
+        statuses = world.cluster.statuses().values()
+        now = [
+            (s.node, g.group, g.files, g.compacting)
+            for s in statuses
+            if isinstance(s, NodeStatus)
+            for g in s.groups
+        ]
+        if sorted(now) != seen or any(merging for *_, merging in now):
+            seen, since = sorted(now), time.monotonic()
+        return time.monotonic() - since > QUIET_S
+
+    until(is_at_rest, REST_S, lambda: f"files still change: {seen}")
+    world.fleet.stop()
 
 
 def leftovers_of(home: Path) -> list[str]:

@@ -30,7 +30,7 @@ from iotctl.change.execute import SILENT_MS
 from iotctl.fleet.local import LocalFleet, agent_command
 from iotctl.observe.cluster import cluster_spec
 from nodeagent.model.config import ClusterSettings
-from tests.cluster.random_ops import PASSING, leftovers_of
+from tests.cluster.random_ops import PASSING, leftovers_of, stop_at_rest
 from tests.cluster.world import World, until
 from tests.torture.history import History, make_lanes, schemas
 
@@ -323,8 +323,7 @@ def check_files(world: World) -> None:
         REST_S,
         lambda: "unused snapshots or staged files remain",
     )
-    time.sleep(1.5)  # checkpoints follow twice a second
-    world.fleet.stop()
+    stop_at_rest(world)
     left = [f"{n}: {line}" for n, home in homes.items() for line in leftovers_of(home)]
     assert not left, f"{len(left)} left: {left[:5]}"
 
