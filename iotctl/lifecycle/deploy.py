@@ -317,8 +317,8 @@ def _check_findings(found: Sequence[Finding]) -> None:
     if errors:
         first = errors[0]
         raise RefusedProblem(
-            f"{first.node}: {first.message}; nothing was changed",
-            why=f"and {len(errors) - 1} more" if len(errors) > 1 else "",
+            f"{first.message}; nothing was changed",
+            why=f"this is the first of {len(errors)} problems found" if len(errors) > 1 else "",
             next=first.next if len(errors) == 1 else "iotctl cluster check",
             where=first.node,
         )
@@ -330,8 +330,8 @@ def _check_writable(wanted: Wanted, found: Found) -> None:
     blocked = [p for p in places if p not in (*found.ready, *found.makeable)]
     if blocked and not found.sudo:
         raise RefusedProblem(
-            f"{wanted.node}: {found.user} may not write {blocked[0]}; nothing was changed",
-            next=f"sudo install -d -o {found.user} {' '.join(blocked)}",
+            f"{found.user} may not write {blocked[0]}; nothing was changed",
+            next=f"on the machine of {wanted.node}: sudo install -d -o {found.user} {' '.join(blocked)}",
             where=wanted.node,
         )
 

@@ -68,7 +68,7 @@ class Lists:
                 deadline,
             )
             if len({page.table_version for page in pages}) > 1:
-                raise Unavailable(f"the table version changed while {leg.group.group} listed partitions")
+                raise Unavailable(f"the partition table changed while {leg.group.group} listed partitions")
             return pages[0].table_version, pages
 
         async for leg, pages in self._cover.answers(np.ones(size, np.bool_), ask):

@@ -32,6 +32,6 @@ def by_slot(replica: DataReplica, files: tuple[FileMeta, ...], slots: set[int]) 
 
 
 def masks(delete: Tombstone, files: list[FileMeta]) -> bool:
-    """Whether the delete masks any of these files. Members forget other deletes at different times, but
-    copies of a slot must not differ."""
+    """Whether the delete masks any of these files. One that masks none is not sent: members forget such
+    deletes at different times, but copies of a slot must not differ."""
     return any(delete.masks(f) for f in files)

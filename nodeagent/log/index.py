@@ -101,8 +101,8 @@ Place = tuple[int, int, int]
 class Mark(msgspec.Struct, array_like=True, frozen=True):
     """A group's state at the start of a segment. `seq` is the block of the group's latest operation.
 
-    `places` lists all live entries, so an earlier segment that no mark names is not needed. None in a log
-    written before this field existed.
+    `places` lists all live entries, so an earlier segment that no mark names is not needed; it is None in a
+    log written before this field existed.
     """
 
     group: GroupId
@@ -122,7 +122,7 @@ class Start(msgspec.Struct, array_like=True, frozen=True):
     """Damage that cannot be assigned to a group (`group` is "")."""
 
     left: dict[GroupId, HardState] | None = None
-    """Hard states retained for groups that this node left (`Forget`). None in a log written before this field
+    """Hard states retained for groups that this node left (`Forget`); None in a log written before this field
     existed."""
 
 
