@@ -228,20 +228,7 @@ class Run:
         world.wait_healthy(REST_S)
         assert all(o.ended for o in world.cluster.meta().operations)
         self.check_rows()
-        world.close_memtables()
-        verify = world.process("verify", "--depth", "content")
-        code = verify.wait(VERIFY_S)
-        assert code == 0, f"verify: {code}, {world.said_by(verify)[-1500:]}"
-        members = self.members()
-        homes = {n: world.fleet.directory / n for n in members}
-        until(
-            lambda: not any(any((h / "data" / d).iterdir()) for h in homes.values() for d in PASSING),
-            REST_S,
-            lambda: "unused snapshots or staged files remain",
-        )
-        stop_at_rest(world)
-        left = [f"{n}: {line}" for n, home in homes.items() for line in leftovers_of(home)]
-        assert not left, f"{len(left)} left: {left[:5]}"
+        check_files(world)
 
     def check_rows(self) -> None:
         """Check every acknowledged row and the initial rows."""
@@ -256,6 +243,24 @@ class Run:
         assert not wrong, f"{len(wrong)} of {len(self.acked)} acknowledged rows: {wrong[:3]}"
         assert len(self.acked) >= nonempty_min(data), f"the writer reached only {len(self.acked)} slots"
         assert self.world.rows() == data.rows + len(found), (self.world.rows(), len(found))
+
+
+def check_files(world: World) -> None:
+    """`iotctl verify --depth content` passes, and once the fleet is at rest and stopped, `nodeagent files
+    check --strict` finds no leftover file."""
+    world.close_memtables()
+    verify = world.process("verify", "--depth", "content")
+    code = verify.wait(VERIFY_S)
+    assert code == 0, f"verify: {code}, {world.said_by(verify)[-1500:]}"
+    homes = {n: world.fleet.directory / n for n in world.cluster.meta().ring}
+    until(
+        lambda: not any(any((h / "data" / d).iterdir()) for h in homes.values() for d in PASSING),
+        REST_S,
+        lambda: "unused snapshots or staged files remain",
+    )
+    stop_at_rest(world)
+    left = [f"{n}: {line}" for n, home in homes.items() for line in leftovers_of(home)]
+    assert not left, f"{len(left)} left: {left[:5]}"
 
 
 def stop_at_rest(world: World) -> None:
