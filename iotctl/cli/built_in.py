@@ -53,10 +53,11 @@ def _approve(
 
     message = values.redact(str(arguments["message"]))
     try:
-        session.confirm(message, yes=own in approved)
+        what = "" if session.agrees(message, yes=own in approved) else "declined"
     except RefusedProblem as error:
-        declined = error.what.partition("; nothing was ")[0]  # earlier steps may have changed something
-        return Ran(5, {"error": {"what": declined, "next": f"repeat with --approve {own}"}}, "")
+        what = error.what
+    if what:
+        return Ran(5, {"error": {"what": what, "next": f"repeat with --approve {own}"}}, "")
     return Ran(0, {"changed": False}, "")
 
 

@@ -52,18 +52,15 @@ def trust(
         shown.hosts.extend(rows)
         if dry_run:
             continue
+        so_far = "the keys accepted before are stored" if stored else "nothing was changed"
         try:
-            hosts.check_unchanged(rows, replace or ())
-            _ask(session, [r for r in rows if r.state in ("new", "changed")], yes)
+            hosts.check_unchanged(rows, replace or (), so_far)
+            if not _agrees(session, [r for r in rows if r.state in ("new", "changed")], yes):
+                raise RefusedProblem(f"declined; {so_far}")
         except RefusedProblem as error:
             if not stored:
                 raise
-            refused = error.what.partition("; nothing was ")[0]
-            raise Partly(
-                f"{refused}; the keys accepted before are stored",
-                why=error.why,
-                next=error.next or "iotctl cluster trust",
-            ) from None
+            raise Partly(error.what, why=error.why, next=error.next or "iotctl cluster trust") from None
         hosts.accept(source, found)
         stored |= any(r.state in ("new", "changed") for r in rows)
     session.output.emit("cluster-trust", shown, lambda: _trust_tables(shown))
@@ -73,13 +70,13 @@ def trust(
     return Exit.DONE
 
 
-def _ask(session: Session, new: list[EnrolledHost], yes: bool) -> None:
+def _agrees(session: Session, new: list[EnrolledHost], yes: bool) -> bool:
     if not new:
-        return
+        return True
     for row in new:
         session.output.note(f"{row.node}: {row.host} {row.type} {row.fingerprint} ({row.state})")
     these = "this key" if len(new) == 1 else f"these {len(new)} keys"
-    session.confirm(f"trust {these} (compare the fingerprints with the machines' consoles)?", yes=yes)
+    return session.agrees(f"trust {these} (compare the fingerprints with the machines' consoles)?", yes=yes)
 
 
 @step(READS)

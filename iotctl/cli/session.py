@@ -211,13 +211,22 @@ class Session:
         return self.options.input and self.stdin.isatty()
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask for a yes; `--yes` answers it.
+        """Ask for a yes before anything is changed; `--yes` answers it.
 
         Raises:
             RefusedProblem: declined, or there is no terminal to ask on, or `--no-input` is given.
         """
+        if not self.agrees(question, yes=yes):
+            raise RefusedProblem("declined; nothing was changed")
+
+    def agrees(self, question: str, *, yes: bool) -> bool:
+        """Whether the operator answers yes; `yes` answers for the operator.
+
+        Raises:
+            RefusedProblem: there is no terminal to ask on, or `--no-input` is given.
+        """
         if yes:
-            return
+            return True
         if not self.can_ask:
             raise RefusedProblem(
                 f"not confirmed: {question}",
@@ -225,8 +234,7 @@ class Session:
                 next="repeat with --yes",
             )
         self._ask(f"{question} [y/N] ")
-        if self.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise RefusedProblem("declined; nothing was changed")
+        return self.stdin.readline().strip().lower() in ("y", "yes")
 
     def _ask(self, text: str) -> None:
         from nodeagent.model.text import printable

@@ -145,12 +145,13 @@ def _state(key: HostKey, known: Known) -> str:
     return "changed" if known.keys else "new"
 
 
-def check_unchanged(hosts: Sequence[EnrolledHost], replace: Sequence[str]) -> None:
-    """Raises `RefusedProblem` if a key has changed or is revoked, and its node is not named in `replace`."""
+def check_unchanged(hosts: Sequence[EnrolledHost], replace: Sequence[str], so_far: str) -> None:
+    """Raises `RefusedProblem` if a key has changed or is revoked, and its node is not named in `replace`;
+    its text ends with `so_far`: what this command has changed until now."""
     unnamed = [h.node for h in hosts if h.state == "changed" and h.node not in replace]
     if unnamed:
         raise RefusedProblem(
-            f"the host key of {', '.join(unnamed)} has CHANGED or is revoked; nothing was written",
+            f"the host key of {', '.join(unnamed)} has CHANGED or is revoked; {so_far}",
             why="another machine may answer at this address",
             next="if the machine was reinstalled: iotctl cluster trust "
             + " ".join(f"--replace {n}" for n in unnamed),
