@@ -153,6 +153,13 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
                 next="iotctl cluster groups",
             )
     head = recovery_leader_of(record.group, {n: replicas[n] for n in left}).head if left else ""
+    if head and replicas[head].state == "stopped":
+        raise RefusedProblem(
+            f"the replica of group {record.group} on {head}, which has the newest log, is stopped;"
+            " nothing was changed",
+            why=replicas[head].error,
+            next=replicas[head].hint,
+        )
     survivors = [
         Survivor(
             n,

@@ -31,6 +31,7 @@ class Losing(FakeCluster):
     given_up: list[ForceRecover] = field(default_factory=list)
     forces: bool = True
     damaged: str = ""
+    stopped: str = ""
 
     def view(self) -> MetaView:
         view = FakeCluster.view(self)
@@ -62,6 +63,9 @@ class Losing(FakeCluster):
     def _told(self, node: str, group: GroupStatus, heir: object) -> GroupStatus:
         if group.group == "node1.1" and node == self.damaged:
             return msgspec.structs.replace(group, state="damaged", error="entries 3 to 9 are unreadable")
+        if group.group == "node1.1" and node == self.stopped:
+            hint = f"iotctl cluster upgrade {node}"
+            return msgspec.structs.replace(group, state="stopped", error="entry 9", hint=hint)
         if heir is None or not self.forces:
             return msgspec.structs.replace(group, role="follower") if heir else group
         return msgspec.structs.replace(group, term=3 + TERMS_BEYOND)
@@ -186,6 +190,11 @@ def test_every_other_member_must_report_its_log(spec: Path) -> None:
     eight = Losing(down={"node2", "node3", "node4"}, names=[f"node{i}" for i in range(1, 9)])
     refused(spec, _wide_meta(eight), "node2", "node3", text="start the agent of node4")
     refused(spec, Losing(damaged="node1"), "node2", "node3", text="entries 3 to 9")
+
+
+def test_a_stopped_replica_does_not_become_the_recovery_leader(spec: Path) -> None:
+    """It would refuse every request, and the recovery would be reported as done."""
+    refused(spec, Losing(stopped="node1"), "node2", "node3", text="iotctl cluster upgrade node1")
 
 
 def test_without_a_meta_majority_its_voters_are_named(spec: Path) -> None:
