@@ -66,8 +66,7 @@ class FileJournal:
             _sync_directory(self._path.parent)  # the name of the file must be durable, too
         assert self._file is not None
         line = msgspec.json.encode(entry)
-        self._file.write(line + b"\n")
-        os.fsync(self._file.fileno())
+        _write(self._file.fileno(), line + b"\n")
         self._entries.append(entry)
         self._lines.append(line)
 
@@ -97,7 +96,7 @@ class FileJournal:
     def _read(self) -> None:
         content = self._path.read_bytes()
         whole = content.rpartition(b"\n")[0]
-        if whole != content[:-1]:  # the machine stopped during the write
+        if content and not content.endswith(b"\n"):  # the machine stopped during the write
             assert self._file is not None
             self._file.truncate(len(whole) + 1 if whole else 0)
         for number, line in enumerate(whole.splitlines(), 1):
@@ -111,6 +110,21 @@ class FileJournal:
                     next="start a new run: steps that are already done change nothing",
                     where=f"{self._path}:{number}:1",
                 ) from None
+
+
+def _write(handle: int, line: bytes) -> None:
+    """Append the line, durable on return. After an `OSError` the file does not have a part of it either,
+    unless the disk refuses to cut it off: the next line must not continue it."""
+    end = os.fstat(handle).st_size
+    try:
+        left = memoryview(line)
+        while left:
+            left = left[os.write(handle, left) :]
+        os.fsync(handle)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, end)
+        raise
 
 
 class ClusterRecord(Protocol):
