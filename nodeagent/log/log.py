@@ -319,7 +319,7 @@ class Log:
 
     @property
     def space_low(self) -> bool:
-        """The disk was full at the last attempt, or the reserve is not filled."""
+        """The disk was full at an attempt, and the reserve has not been filled since."""
         return self._space.is_low
 
     def statistics(self) -> LogStatistics:

@@ -10,7 +10,8 @@ RESERVE = "reserve"
 
 
 class NoSpace(OSError):
-    """The disk is full and the reserve is used up. Nothing was written; the call may be retried."""
+    """The disk is full, and the reserve is used up or may not be used. Nothing was written; the call may be
+    retried."""
 
 
 class Space:
@@ -22,7 +23,7 @@ class Space:
         self._path = f"{directory}/{RESERVE}"
         self._reserve_bytes = reserve_bytes
         self.is_low = False
-        """The disk was full at the last attempt, or the reserve is not filled."""
+        """The disk was full at an attempt, and the reserve has not been filled since."""
 
         self.error: OSError | None = None
         """The final error: the log can no longer be used."""

@@ -167,8 +167,8 @@ class Roles(State):
     # Changes of role
 
     def abstain(self, now: int) -> None:
-        """Never lead again, because committed entries cannot be applied here. A leader steps down; the
-        replica continues as a follower."""
+        """Never campaign again, because committed entries cannot be applied here; only `force` can still make
+        this replica lead. A leader steps down; the replica continues as a follower."""
         self._stir(now)
         self.passive = True
         if self.role is not Role.FOLLOWER:

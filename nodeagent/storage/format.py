@@ -104,8 +104,11 @@ def compact_unit(
 
 def _make(table: pa.Table, spec: CloseSpec, clean: Order, file_format: FileFormat) -> ClosedUnit | None:
     if spec.format_version not in FORMAT_VERSIONS:
-        made = ", ".join(map(str, FORMAT_VERSIONS))
-        raise Refused(f"{spec.name}: format version {spec.format_version}; this agent writes {made}")
+        made, wanted = ", ".join(map(str, FORMAT_VERSIONS)), spec.format_version
+        raise Refused(
+            f"{spec.name} was not made: it needs format version {wanted}, this agent writes {made}",
+            next_step="iotctl cluster upgrade",
+        )
     if table.num_rows == 0:
         return None
     sums = checksum(table, spec.schema)
