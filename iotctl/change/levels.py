@@ -64,17 +64,17 @@ def await_level(
         Partly: some nodes have not applied it within `WAIT_S`.
     """
     deadline = clock() + WAIT_S
-    while behind := _behind(cluster, level):
+    while late := behind(cluster, level):
         if clock() >= deadline:
             raise Partly(
-                f"the feature level is {level}, but {', '.join(behind)} did not apply it within {WAIT_S} s",
+                f"the feature level is {level}, but {', '.join(late)} did not apply it within {WAIT_S} s",
                 why="do not install another release on these nodes until they have applied it",
                 next="iotctl cluster finalize-upgrade",
             )
         sleep(POLL_S)
 
 
-def _behind(cluster: Cluster, level: int) -> list[str]:
+def behind(cluster: Cluster, level: int) -> list[str]:
     """Nodes that answer but have not applied the feature level `level`."""
     found = cluster.statuses()
     return sorted(n for n, s in found.items() if isinstance(s, NodeStatus) and s.level < level)

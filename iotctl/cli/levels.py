@@ -22,7 +22,7 @@ def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = Fal
     """
     import msgspec
 
-    from iotctl.change.levels import await_level, feature_level, raise_level
+    from iotctl.change.levels import await_level, behind, feature_level, raise_level
     from iotctl.cli import views
     from iotctl.observe.status import cluster_status
 
@@ -31,7 +31,9 @@ def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = Fal
     todo = f"raise the feature level from {found.level} to {found.possible}"
     is_due = found.possible > found.level
     if dry_run:
-        return session.output.would(*([todo] if is_due else []))
+        late = behind(session.cluster, found.level)
+        waits = [f"wait for {', '.join(late)} to apply feature level {found.level}"] if late else []
+        return session.output.would(*([todo] if is_due else waits))
     if is_due:
         question = f"{todo}? No node of {session.source.name} can go back to the previous release afterwards."
         session.confirm(question, yes=yes)

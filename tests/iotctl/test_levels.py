@@ -83,11 +83,40 @@ def test_finalize_waits_until_every_node_has_applied_the_level(
         done = iotctl(spec, *FINALIZE, "--yes", cluster=cluster)
         assert done.code == Exit.PARTLY and "node2, node4 did not apply it" in done.err, done.err
     assert cluster.level == 2
+    would = iotctl(spec, *FINALIZE, "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(would.out)["would"] == ["wait for node2, node4 to apply feature level 2"]
     cluster.unaware = set()
+    would = iotctl(spec, *FINALIZE, "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(would.out)["would"] == []
     assert iotctl(spec, *FINALIZE, "--yes", cluster=cluster).code == 0
     with pytest.raises(Partly):
         cluster.unaware = {"node1"}
         levels.await_level(cluster, 2, clock=count().__next__, sleep=lambda s: None)
+
+
+def test_a_playbook_does_not_continue_before_every_node_has_applied_the_level(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a check nor a resumed run takes the step as done; afterwards both do."""
+    monkeypatch.setattr(levels, "WAIT_S", 0.3)
+    (spec / "p.yaml").write_text(
+        "apiVersion: iotctl/v1\nname: night\nsteps:\n"
+        "  - {uses: cluster.finalize-upgrade}\n  - {uses: cluster.drain, with: {node: node1}}\n"
+    )
+    cluster = upgraded()
+    cluster.unaware = {"node2"}
+    env = {"XDG_STATE_HOME": str(tmp_path / "home")}
+
+    def said(*words: str) -> tuple[int, list[str]]:
+        done = iotctl(spec, "playbook", *words, "-o", "json", cluster=cluster, env=env)
+        return done.code, [s["state"] for s in json.loads(done.out)["steps"]]
+
+    for words in (("run", "p.yaml"), ("run", "p.yaml", "--resume")):
+        assert said("check", "p.yaml") == (0, ["would_change", "would_change"])
+        assert said(*words) == (Exit.PARTLY, ["failed", "pending"]) and cluster.level == 2
+    cluster.unaware = set()
+    assert said("run", "p.yaml", "--resume") == (0, ["changed", "changed"])
+    assert said("check", "p.yaml") == (0, ["no_change", "no_change"])
 
 
 def test_a_node_that_no_longer_supports_the_level_is_a_problem(spec: Path) -> None:
