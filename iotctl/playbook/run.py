@@ -106,10 +106,12 @@ class Runner:
         """Report what a run would do; change nothing. A step that needs the result of a step
         that a check does not run is unknown."""
         results: list[StepResult] = []
-        would_change: list[Use] = []
+        earlier: list[Use] = []
         for i, step in enumerate(self._playbook.file.steps):
-            result = self._checked(i, step, would_change)
+            result, use = self._checked(i, step, earlier)
             results.append(result)
+            if result.state in (WOULD_CHANGE, UNKNOWN):
+                earlier.append(use._replace(is_certain=result.state == WOULD_CHANGE))
             self._tools.on_step(result, i + 1, len(self._playbook.file.steps))
         would = sum(r.state == WOULD_CHANGE for r in results)
         return Report(
@@ -167,16 +169,18 @@ class Runner:
 
     # --- one step --------------------------------------------------------------------------------
 
-    def _checked(self, i: int, step: StepEntry, earlier: list[Use]) -> StepResult:
-        """Check step `i`. `earlier`: uses that would change something, to which this step's may be added."""
+    def _checked(self, i: int, step: StepEntry, earlier: Sequence[Use]) -> tuple[StepResult, Use]:
+        """Check step `i`, which follows the `earlier` uses that would or might change something."""
+        use = Use(self._verbs[step.uses], {})
         try:
             arguments = self._arguments_unless_skipped(i, step)
         except KeyError as error:  # an earlier step has not run
-            return self._result(i, step, UNKNOWN, message=str(error.args[0]))
+            return self._result(i, step, UNKNOWN, message=str(error.args[0])), use
         except BadExpression as error:
-            return self._result(i, step, FAILED, message=str(error))
+            return self._result(i, step, FAILED, message=str(error)), use
         if isinstance(arguments, StepResult):
-            return arguments
+            return arguments, use
+        use = use._replace(arguments=arguments)
         try:
             found = self._tools.inspect(step.uses, arguments)
             # A step that writes a file or asks the operator is not run; steps that need it are unknown.
@@ -185,13 +189,10 @@ class Runner:
                 if ran.code == 0:
                     self._values.register(step.register, ran.document)
         except IotctlError as error:
-            return self._result(i, step, UNKNOWN, message=error.what, next=error.next)
-        use = Use(self._verbs[step.uses], arguments)
+            return self._result(i, step, UNKNOWN, message=error.what, next=error.next), use
         found = after_earlier(found, use, earlier)
-        if found.state == WOULD_CHANGE:
-            earlier.append(use)
         state = NO_CHANGE if found.state == READS else found.state
-        return self._result(i, step, state, message=found.message)
+        return self._result(i, step, state, message=found.message), use
 
     def _run_step(self, i: int, step: StepEntry) -> StepResult:
         began = self._tools.clock()

@@ -14,10 +14,12 @@ class Use(NamedTuple):
 
     verb: RunnableVerb
     arguments: Arguments
+    is_certain: bool = True
+    """False if a check cannot know whether this use would change something."""
 
 
 def after_earlier(found: Inspection, use: Use, earlier: Sequence[Use]) -> Inspection:
-    """What a step would do after the `earlier` uses, which would change something.
+    """What a step would do after the `earlier` uses, which would or might change something.
 
     Args:
         found: what the step would do now.
@@ -32,7 +34,8 @@ def after_earlier(found: Inspection, use: Use, earlier: Sequence[Use]) -> Inspec
         return found
     # Unknown: how long an agent will have run by then, or whether the same verb sets the same value again.
     is_unknown = use.arguments.get("older_than") or use.verb.name in undoing
-    state = UNKNOWN if is_unknown else WOULD_CHANGE
+    is_undone = any(e.is_certain for e in undone_by) and not is_unknown
+    state = WOULD_CHANGE if is_undone else UNKNOWN
     return Inspection(state, "because of an earlier step")
 
 

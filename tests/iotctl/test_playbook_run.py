@@ -877,3 +877,21 @@ def test_a_check_knows_what_an_earlier_step_would_undo(tmp_path: Path) -> None:
     rated = [use("ops.set", {"id": "op-7", "rate": "5MB/s"})]
     assert after_earlier(is_done, use("ops.set", {"id": "op-7", "rate": "auto"}), rated).state == "unknown"
     assert after_earlier(would, use("ops.set", {"id": "op-7", "rate": "auto"}), rated) is would
+    perhaps = [paused[0]._replace(is_certain=False)]
+    assert after_earlier(is_done, use("ops.pause", {"id": "op-7"}), perhaps).state == "unknown"
+    assert after_earlier(is_done, use("ops.pause", {"id": "op-7"}), paused + perhaps).state == "would_change"
+
+
+def test_a_step_that_might_undo_a_later_one_makes_it_unknown(tmp_path: Path) -> None:
+    """Only a run shows what `ops.resume` does; a check does not promise that the operation stays paused."""
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    (tmp_path / "p.yaml").write_text(
+        "apiVersion: iotctl/v1\nname: night\nsteps:\n"
+        "  - {uses: ops.resume, with: {id: op-7}}\n"
+        "  - {uses: ops.pause, with: {id: op-7}}\n"
+    )
+    cluster = FakeCluster()
+    cluster.operations = [make_operation("op-7", BeginChange("add-node", "n", "ann"), stage=Stage.COPYING)]
+    cluster.operations[0].paused = True
+    done = iotctl(tmp_path, "playbook", "check", "p.yaml", "-o", "json", cluster=cluster)
+    assert [s["state"] for s in json.loads(done.out)["steps"]] == ["unknown", "unknown"], done.err
