@@ -236,9 +236,10 @@ def _sync_directory(path: Path) -> None:
 
 
 def new_run_id(now: float | None = None) -> str:
-    """A unique id; ids sort by time."""
-    moment = time.gmtime(time.time() if now is None else now)
-    return f"{time.strftime('%Y%m%dT%H%M%S', moment)}-{secrets.token_hex(3)}"
+    """A unique id; ids sort by time, to the millisecond."""
+    seconds = time.time() if now is None else now
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
+    return f"{moment}{int(seconds % 1 * 1000):03d}-{secrets.token_hex(3)}"
 
 
 def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
