@@ -22,7 +22,9 @@ from iotctl.playbook.model import Entry
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import NodeAgentError
 
-RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
+RUN_ID = re.compile(r"\d{8}T\d{6}(\d{3})?-[0-9a-f]{6}")
+"""The ids of `new_run_id`, and those of 0.1.0, which have no milliseconds."""
+
 RETRY_S = 10.0
 """How long the journal waits before it retries a cluster that did not answer."""
 
@@ -113,8 +115,8 @@ class FileJournal:
 
 
 def _write(handle: int, line: bytes) -> None:
-    """Append the line, durable on return. After an `OSError` the file does not have a part of it either,
-    unless the disk refuses to cut it off: the next line must not continue it."""
+    """Append the line; it is durable on return. After an `OSError` a partly written line is cut off, if the
+    disk allows it, so that the next line does not continue it."""
     end = os.fstat(handle).st_size
     try:
         left = memoryview(line)

@@ -14,7 +14,7 @@ from iotctl.cli.catalogue import verbs
 from iotctl.errors import BusyProblem, InputProblem, Unreachable, UsageProblem
 from iotctl.playbook.command_line import command_line
 from iotctl.playbook.inspect import Inspector
-from iotctl.playbook.journal import FileJournal, find_run, new_run_id
+from iotctl.playbook.journal import RUN_ID, FileJournal, find_run, new_run_id
 from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
 from iotctl.playbook.outcome import parts
 from iotctl.playbook.report import annotations, junit, summary, undoable_steps
@@ -848,7 +848,8 @@ def test_a_failed_run_prints_how_to_undo_its_steps(tmp_path: Path) -> None:
 def test_runs_of_one_second_sort_by_time() -> None:
     """`--resume` continues the last run, also if several began within one second."""
     ids = [new_run_id(1_700_000_000 + ms / 1_000) for ms in range(0, 1_000, 7)]
-    assert ids == sorted(ids)
+    assert ids == sorted(ids) and all(RUN_ID.fullmatch(i) for i in ids)
+    assert RUN_ID.fullmatch("20260101T000000-abcdef"), "the ids of 0.1.0"
 
 
 def test_a_check_uses_the_dry_run_of_a_command(tmp_path: Path) -> None:
