@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
     app.command("finalize-upgrade")(finalize_upgrade)
 
 
-@step(Traits(inspect=lambda look, use: look.would(use)))
+@step(Traits(inspect=lambda look, use: look.would(use), is_whole=True))
 def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = False) -> None:
     """Enable the new release's features, once every node runs the new release.
 

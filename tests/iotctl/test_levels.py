@@ -117,6 +117,8 @@ def test_a_playbook_does_not_continue_before_every_node_has_applied_the_level(
     cluster.unaware = set()
     assert said("run", "p.yaml", "--resume") == (0, ["changed", "changed"])
     assert said("check", "p.yaml") == (0, ["no_change", "no_change"])
+    cluster = upgraded()
+    assert said("run", "p.yaml", "--limit", "node1") == (0, ["skipped", "changed"]) and cluster.level == 1
 
 
 def test_a_node_that_no_longer_supports_the_level_is_a_problem(spec: Path) -> None:
