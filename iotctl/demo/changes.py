@@ -24,6 +24,8 @@ from nodeagent.model.operation import Operation, Options, Stage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from iotctl.pipeline.report import MigrateReport
+
 MOVED_MIN = 200
 MIGRATE_TRIES = 3
 """The job ends if a node that it needs is down for long; a repeated job continues."""
@@ -123,12 +125,10 @@ class DemoChanges:
             found = report.verification
             if found is not None and (found.passed or found.mismatches_total):
                 break
-            reasons = report.failed[:1] or (found.unread[:1] if found is not None else [])
-            self._log.say(f"the migration is repeated: {reasons}")
+            self._log.say(f"the migration is repeated: {_failure(report)}")
         if found is None or not found.passed:
-            raise VerificationFailed(
-                f"{operation} was not signed off: {report.verified}", next=f"iotctl ops show {operation}"
-            )
+            what = f"{operation} was not signed off: {_failure(report)}"
+            raise VerificationFailed(what, next=f"iotctl ops show {operation}")
         self._log.say(f"signed off: {found.rows:,} rows, {found.series} series equal")
 
     def _kill_and_restart(self, name: str) -> None:
@@ -156,3 +156,12 @@ class DemoChanges:
         )
         if summary.nonempty_slots_moved < MOVED_MIN:
             self._log.fail(f"{what}: only {summary.nonempty_slots_moved} non-empty slots moved")
+
+
+def _failure(report: "MigrateReport") -> str:
+    """Why a migration was not signed off."""
+    found = report.verification
+    for failed in [*report.failed, *(found.unread if found is not None else ())]:
+        return f"{failed.group} on {failed.node}: {failed.reason}"
+    count = found.mismatches_total if found is not None else 0
+    return f"{count} differences were found" if count else "nothing was compared"
