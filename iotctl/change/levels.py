@@ -39,7 +39,7 @@ def feature_level(status: ClusterStatus) -> FeatureLevel:
             next="iotctl cluster status",
         )
     raise RefusedProblem(
-        f"the feature level stays at {found.level}: {', '.join(behind)} does not support {highest}",
+        f"the feature level stays at {found.level}: {highest} is not supported by {', '.join(behind)}",
         why="these nodes run an earlier release",
         next=f"iotctl cluster upgrade {' '.join(behind)}",
     )
@@ -68,7 +68,7 @@ def await_level(
         if clock() >= deadline:
             raise Partly(
                 f"the feature level is {level}, but {', '.join(late)} did not apply it within {WAIT_S} s",
-                why="do not install another release on these nodes until they have applied it",
+                why="another release must not be installed on these nodes before they have applied it",
                 next="iotctl cluster finalize-upgrade",
             )
         sleep(POLL_S)

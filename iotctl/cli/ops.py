@@ -106,7 +106,8 @@ def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = Fals
     """Resume an operation that is paused or waits for `migrate`, then watch it; repeating this is safe.
 
     If an operation is paused and also waits, this ends only the pause. A wait for a sign-off or for the
-    release of old copies is not ended: the last line names the command that ends it.
+    release of old copies is not ended: the last line of the output names the command that
+    ends it.
     """
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import control, pick

@@ -48,7 +48,8 @@ STILL_S = 15.0
 
 POLL_S = 0.5
 OnStep = Callable[[StepResult, int, int], None]
-"""Called when a step begins (state `pending`) and when it ends, with its number and the number of steps."""
+"""Called when a step begins (state `pending`) and when it ends, with its number and the number of steps; in a
+check only with the result."""
 
 BuiltIn = Callable[[dict[str, Any], Values, StepEntry, str], Ran]
 """Called with the arguments, all values, the step and its id."""
@@ -103,8 +104,8 @@ class Runner:
         self._history = History(playbook, verbs, values, journal)
 
     def check(self) -> Report:
-        """Report what a run would do; change nothing. A step that needs the result of a step
-        that a check does not run is unknown."""
+        """Report what a run would do; change nothing. A step is unknown if it needs the result of an earlier
+        step, and a check does not run that step."""
         results: list[StepResult] = []
         earlier: list[Use] = []
         for i, step in enumerate(self._playbook.file.steps):
@@ -211,7 +212,7 @@ class Runner:
         verb = self._verbs[step.uses]
         own = self._playbook.ids[i]
         if found.state == NO_CHANGE:
-            # The step began before the run was killed, and its work is done: it changed something.
+            # If the step began before the run was killed, the step itself did the work.
             state = CHANGED if own in self._history.begun() else OK
             result = self._result(i, step, state, began=began, message=found.message, digest=digest)
             return self._over(step, own, digest, result, None)
@@ -286,8 +287,8 @@ class Runner:
     def _arguments(self, step: StepEntry) -> dict[str, Any] | None:
         """The step's arguments with all values inserted; conditions stay unevaluated.
 
-        With a limit, `nodes` keeps only nodes inside. None if none is left, if `node`, `old` or `new` is
-        outside of the limit, or if the step works on the whole cluster.
+        With a limit, `nodes` keeps only the nodes within the limit. None if none is left, if `node`, `old` or
+        `new` is outside of the limit, or if the step works on the whole cluster.
         """
         parameters = {p.name: p for p in self._verbs[step.uses].parameters}
         conditions = {p.name for p in parameters.values() if p.type == CONDITION}
@@ -306,7 +307,7 @@ class Runner:
         return found
 
     def _settled(self, step: StepEntry, arguments: dict[str, Any]) -> Inspection:
-        """The inspection after `ops wait` for each operation that it named (`Inspection.operation`)."""
+        """Inspect the step; wait for each operation that an inspection names, and inspect again."""
         found, waited = self._tools.inspect(step.uses, arguments), set[str]()
         while found.operation and found.operation not in waited:
             waited.add(found.operation)

@@ -1,4 +1,5 @@
-"""Uses of verbs: what earlier steps do to them, how to undo them, and whether their effect shows. Pure."""
+"""Uses of verbs: whether earlier steps make their work due again, how to undo them, and whether an inspection
+shows their effect. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -52,8 +53,11 @@ def undo_of(use: Use, found: Inspection) -> tuple[str, Arguments] | None:
 
 
 def can_look_again(use: Use) -> bool:
-    """Whether an inspection right after a step shows that its work is done; False if the step does not wait
-    for the end of its work, or if its work depends on an age."""
+    """Whether an inspection right after a step shows that its work is done.
+
+    False if the step ends before its work does (`wait`, `no_migrate`, `hold_release`), if its work depends on
+    an age, or if the verb is not visible (`Traits.is_visible`).
+    """
     arguments = use.arguments
     if not is_true(arguments.get("wait", True)) or is_true(arguments.get("no_migrate", False)):
         return False

@@ -78,7 +78,7 @@ def parse_where(given: Sequence[str], option: str = "--where") -> Where:
         total *= len(values)
     if total > PARTS_MAX:
         raise UsageProblem(
-            f"{option}: {total} combinations of values, the limit is {PARTS_MAX}", next="give fewer values"
+            f"{option}: {total} combinations of values; the limit is {PARTS_MAX}", next="give fewer values"
         )
     return where
 

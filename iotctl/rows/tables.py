@@ -34,7 +34,7 @@ def parse_ttl_ms(text: str) -> int:
     """Parse a duration into milliseconds; `none` is 0.
 
     Raises:
-        UsageProblem: the text is neither `none` nor a positive duration.
+        UsageProblem: the text is neither `none` nor a positive duration of at most `TTL_MS_MAX`.
     """
     if text.strip() == "none":
         return 0
@@ -69,8 +69,8 @@ def drop_table(cluster: Cluster, schema: TableSchema) -> int:
     Returns: the number of partitions concerned.
 
     Raises:
-        NodeAgentError: some rows may be deleted. Before the drop, the table is unchanged and the call can be
-            repeated; in the last step, the table is dropped, and rows written in between may be left.
+        NodeAgentError: some rows may be deleted. If the failure came before the drop, the table still exists
+            and the call can be repeated. If it came after the drop, rows written in between may be left.
     """
     partitions = delete_rows(cluster, schema, Selection())
     cluster.call_meta(DropTable(schema.storage_group, schema.table, schema.version))

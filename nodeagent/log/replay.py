@@ -339,7 +339,8 @@ def _entries_before(state: GroupIndex, stop: int) -> list[Entry]:
 def read_newest(disk: Disk, directory: str) -> tuple[int, int]:
     """Number of the newest segment and its durable offset, from the `newest` file.
 
-    Both are 0 if the file is missing or unreadable: it is only a second witness, so that is not an error.
+    Both are 0 if the file is missing or unreadable: it only confirms what the segments show, so that is not
+    an error.
     """
     path = f"{directory}/{NEWEST}"
     text, _, checksum = disk.read(path).rpartition(b" ") if disk.exists(path) else (b"", b"", b"")
