@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 MOVED_MIN = 200
 MIGRATE_TRIES = 3
-"""The job ends if a node that it needs is down for long; a repeated job continues."""
+"""The job ends if a node that it needs is down for long; the next try continues where it stopped."""
+
+INSPECT = "repeat with `iotctl demo --keep`, then `iotctl ops list`"
+"""Without --keep the demo's nodes are gone when the error is printed."""
 
 
 class Moved(msgspec.Struct):
@@ -111,7 +114,7 @@ class DemoChanges:
             if done(found):
                 return found
             time.sleep(0.1)
-        raise Partly(f"{operation} has not ended after {limit_s:.0f} s", next=f"iotctl ops show {operation}")
+        raise Partly(f"{operation} has not ended after {limit_s:.0f} s", next=INSPECT)
 
     def _migrate(self, operation: str) -> None:
         from iotctl.pipeline.migrate import run
@@ -125,10 +128,10 @@ class DemoChanges:
             found = report.verification
             if found is not None and (found.passed or found.mismatches_total):
                 break
-            self._log.say(f"the migration is repeated: {_failure(report)}")
+            self._log.say(f"the migration did not succeed: {_failure(report)}")
         if found is None or not found.passed:
             what = f"{operation} was not signed off: {_failure(report)}"
-            raise VerificationFailed(what, next=f"iotctl ops show {operation}")
+            raise VerificationFailed(what, next=INSPECT)
         self._log.say(f"signed off: {found.rows:,} rows, {found.series} series equal")
 
     def _kill_and_restart(self, name: str) -> None:
@@ -162,6 +165,6 @@ def _failure(report: "MigrateReport") -> str:
     """Why a migration was not signed off."""
     found = report.verification
     for failed in [*report.failed, *(found.unread if found is not None else ())]:
-        return f"{failed.group} on {failed.node}: {failed.reason}"
+        return f"group {failed.group} on {failed.node} was not copied or read: {failed.reason}"
     count = found.mismatches_total if found is not None else 0
     return f"{count} differences were found" if count else "nothing was compared"

@@ -33,7 +33,7 @@ class DemoLog:
 
 
 class JobProgress:
-    """Forwards the progress of a Spark job to the demo's."""
+    """Shows the progress of a Spark job as progress of the demo."""
 
     def __init__(self, log: DemoLog) -> None:
         self._on = log.progress

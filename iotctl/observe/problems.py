@@ -229,7 +229,9 @@ def group_problems(
     for status in facts.statuses.values():
         for replica in status.groups:
             if replica.state != "running" or replica.error:
-                message = f"{replica.group} on {status.node} is {replica.state}: {replica.error}".rstrip(": ")
+                subject = f"the replica of group {replica.group} on {status.node}"
+                state = "runs, but" if replica.state == "running" else f"is {replica.state}"
+                message = f"{subject} {state}: {replica.error}".rstrip(": ")
                 look = replica.hint or f"iotctl cluster logs {status.node}"
                 severity = "error" if replica.state != "running" else "warning"
                 found.append(Problem(severity, "replica_sick", status.node, replica.group, message, look))
@@ -246,7 +248,7 @@ def _missing(facts: Facts, groups: Iterable[GroupRow]) -> list[Problem]:
         for member in group.members:
             status = facts.statuses.get(member)
             if status is not None and status.state not in NOT_SERVING and member not in replicas:
-                message = f"{member} has no replica of {group.group} yet"
+                message = f"{member} has no replica of group {group.group} yet"
                 problem = Problem("error", "replica_missing", member, group.group, message, WAIT_HEALTHY)
                 found.setdefault(member, problem)
     return list(found.values())

@@ -52,7 +52,7 @@ def set_ttl_of(cluster: Cluster, schema: TableSchema, ttl_ms: int) -> TableSchem
 
 
 def expiring(cluster: Cluster, schema: TableSchema, ttl_ms: int, now_ms: int) -> tuple[int, int]:
-    """(number, ms): how many rows a new TTL would delete at once, and the time that they are older than.
+    """(number, ms): how many rows a new TTL would delete immediately, and the time before which it deletes.
 
     Nodes use their own clocks: the latest clock counts.
     """
@@ -117,7 +117,7 @@ def write_one(
 
 
 def _schema_of(cluster: Cluster, wanted: tuple[str, str]) -> TableSchema | None:
-    """The table's schema from any node; if that node has none, from the leader of the meta group."""
+    """The table's schema from the state of one node; if it is not there, from a strong read."""
     for schemas in (lambda: cluster.meta().schemas, cluster.schemas):
         for schema in schemas():
             if (schema.storage_group, schema.table) == wanted:

@@ -70,7 +70,7 @@ class Defaults(msgspec.Struct, frozen=True):
 
 
 class NodeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """0 and "" stand for the default."""
+    """0 and "" in the ports and `data_dir` stand for the default."""
 
     name: str
     host: str
@@ -156,7 +156,7 @@ class ClusterSource(msgspec.Struct, frozen=True):
         return self.file.defaults.install_dir
 
     def ssh_of(self, node: NodeEntry) -> SshSection:
-        """The node's own section over the section of `defaults`; `key` is resolved to a path."""
+        """The node's own values, else those of `defaults`; `key` becomes an absolute path."""
         own, rest = node.ssh or SshSection(), self.file.defaults.ssh
         key = own.key or rest.key
         return SshSection(

@@ -1,8 +1,8 @@
 """Puts files of slots that came from another group into the manifest.
 
-An `Adopt` entry names the files; a job puts them in place. Applying entries never waits for that job: for
-later entries, the slots count as adopted and the deletes that come with them apply. Only what needs the files
-waits for them: the manifest, `Files.tombstones` and `Slots.arriving` change once the files are in place.
+An `Adopt` entry names the files; a job puts them in place. Applying entries never waits for that job. Later
+entries see the slots as adopted, and the deletes that came with the `Adopt` count (`deletes_of`). The
+manifest, `Files.tombstones` and `Slots.arriving` change only once the files are in place.
 """
 
 from collections.abc import Iterator

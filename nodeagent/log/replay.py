@@ -1,13 +1,13 @@
 """Recovery: read every segment in order and rebuild each group. Reads only; `Log.open` repairs the tail.
 
 A lost block is detected in three ways: by its own heads, if one of the two is readable; by the next
-operation of each group, whose `previous` does not match; by the marks at the start of the next segment. A
-group that is not cleared by one of these after an unreadable place counts as damaged: it may have lost an
-acknowledged record, and a member that votes with a shorter log can undo a committed entry.
+operation of each group, whose `previous` does not match; by the marks at the start of the next segment. After
+an unreadable place, a group of which none of these three tells what it lost counts as damaged: it may have
+lost an acknowledged record, and a member that votes with a shorter log can undo a committed entry.
 
-Segments may be missing in between, because the log deletes segments without live entries. The start of the
-next segment records where each group's live entries are: they may be in a segment that was lost, but never
-in one that was deleted.
+The numbers of the segments may have gaps, because the log deletes segments without live entries. The start
+of the next segment records where each group's live entries are: they may be in a segment that was lost, but
+never in one that was deleted.
 """
 
 import zlib
@@ -42,7 +42,8 @@ class GroupLog(msgspec.Struct):
 
 
 class Recovered(msgspec.Struct):
-    """Result of recovery: `torn_bytes` were cut off; `healed` blocks had only their second head readable."""
+    """Result of recovery. `torn_bytes` at the end are of an unfinished write; `healed` blocks had only their
+    second head readable."""
 
     groups: dict[GroupId, GroupLog]
     damaged: list[Damage]
@@ -190,7 +191,7 @@ class Replay:
     def _from_mark(self, mark: Mark, state: GroupIndex | None, number: int) -> GroupIndex:
         found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, [], list(mark.damages))
         if number == self.oldest or mark.last == mark.base.index:
-            return found  # no entry can be missing, or `open_damages` reports it
+            return found  # in the oldest segment `open_damages` reports missing entries; or there are none
         known = 0
         if state is not None:
             found.extents, found.last = state.extents, state.last
@@ -307,8 +308,10 @@ class Replay:
 
 
 def _memory_of(row: Row) -> HardState | None:
-    """A safe bound on the hard state that a removal retains, from its row alone. The vote is lost, so the
-    replica counts as having reached the next term, without a vote in it."""
+    """A safe bound on the hard state in a `Forget` whose payload is unreadable, derived from its row.
+
+    The vote is lost, so the replica counts as having reached the next term, without a vote in it.
+    """
     return HardState(row.term + 1, held=(row.term, row.first)) if row.length else None
 
 
@@ -339,8 +342,8 @@ def _entries_before(state: GroupIndex, stop: int) -> list[Entry]:
 def read_newest(disk: Disk, directory: str) -> tuple[int, int]:
     """Number of the newest segment and its durable offset, from the `newest` file.
 
-    Both are 0 if the file is missing or unreadable: it only confirms what the segments show, so that is not
-    an error.
+    Both are 0 if the file is missing or its checksum is wrong. This is no error: the segments are complete
+    without it, but then the loss of the newest segment is not detected.
     """
     path = f"{directory}/{NEWEST}"
     text, _, checksum = disk.read(path).rpartition(b" ") if disk.exists(path) else (b"", b"", b"")

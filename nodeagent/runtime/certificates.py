@@ -28,7 +28,8 @@ class Certificates:
         except OSError as error:
             raise InvalidInput(
                 f"{identity.cert}: cannot be read: {error.strerror}",
-                next_step="put the node's certificate there, or set `tls: false` on loopback",
+                next_step="put the node's certificate there; or, if the node's host is a loopback address, "
+                "set `tls: false` in node.yaml",
             ) from error
         if self.server is None or self.client is None:
             self.server = server_context(identity)

@@ -1,13 +1,13 @@
 """Rows of TsFiles read in place, by series and time range. For the worker process only.
 
 A file stays open between pages of a scan, with the names and statistics of its series as a cache, bounded by
-`OPEN_FILES_MAX` and `SERIES_KEPT_MAX`. Its bytes are hashed when it is opened, and again whenever it is used
-`VERIFIED_S` after the last check or with another inode, size or modification time. A damaged file is not
-hashed again while these three are unchanged.
+`OPEN_FILES_MAX` and `SERIES_KEPT_MAX`. Its bytes are hashed when it is opened. They are hashed again at a
+later use if the last check is at least `VERIFIED_S` old, or if the file's inode, size or modification time
+has changed. A damaged file is not hashed again while these three are unchanged.
 
-Measured with tsfile 2.5.1: reading a time range of one series takes the time for the rows in that range,
-plus some 10 ms per 5 million rows of the whole series; the statistics of a series take 60 to 200 us, its name
-5 us.
+Measured with tsfile 2.5.1: the cost of a read of one series is proportional to the rows in the time range,
+plus about 10 ms per 5 million rows of the whole series. The statistics of a series take 60 to 200 us, its
+name 5 us.
 """
 
 import contextlib

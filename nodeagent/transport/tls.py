@@ -100,7 +100,8 @@ def explain(error: ssl.SSLError, where: str) -> Forbidden:
     if alert and before in _ALERT_PREFIXES:
         return Forbidden(
             f"{where} refuses our certificate: {text}",
-            next_step="inspect it with `openssl x509 -noout -subject -issuer -enddate -in FILE`",
+            next_step="inspect the certificate that this program uses: "
+            "`openssl x509 -noout -subject -issuer -enddate -in FILE`",
         )
     return Forbidden(f"the TLS handshake with {where} failed: {reason}")
 
