@@ -33,7 +33,7 @@ def with_option_sets(command: Callable[..., Result]) -> Callable[..., Result]:
             given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
         return command(**given)
 
-    # Typer reads the signature and the annotations; with `__wrapped__` it would read those of `command`.
+    # Typer must get the signature below; some readers of signatures follow `__wrapped__` to `command`.
     del called.__dict__["__wrapped__"]
     called.__dict__["__signature__"] = Signature(shown)
     called.__annotations__ = {p.name: p.annotation for p in shown} | {"return": hints.get("return")}

@@ -165,6 +165,7 @@ def _failure(report: "MigrateReport") -> str:
     """Why a migration was not signed off."""
     found = report.verification
     for failed in [*report.failed, *(found.unread if found is not None else ())]:
-        return f"group {failed.group} on {failed.node} was not copied or read: {failed.reason}"
+        place = f" on {failed.node}" if failed.node else ""
+        return f"group {failed.group}{place}: {failed.reason}"
     count = found.mismatches_total if found is not None else 0
     return f"{count} differences were found" if count else "nothing was compared"

@@ -47,7 +47,8 @@ def initialise(
     if len(set(hosts)) != len(hosts):
         raise UsageProblem(
             "a machine is named twice; nothing was changed",
-            next="name each machine once; for several nodes on one machine, edit cluster.yaml",
+            next="name each machine once; for several nodes on one machine, "
+            "add the others to the new cluster.yaml afterwards",
         )
     if len(hosts) < replicas:
         raise UsageProblem(

@@ -2,7 +2,7 @@
 
 A lost block is detected in three ways: by its own heads, if one of the two is readable; by the next
 operation of each group, whose `previous` does not match; by the marks at the start of the next segment. After
-an unreadable place, a group of which none of these three tells what it lost counts as damaged: it may have
+an unreadable place, a group counts as damaged if none of these three shows what it lost there: it may have
 lost an acknowledged record, and a member that votes with a shorter log can undo a committed entry.
 
 The numbers of the segments may have gaps, because the log deletes segments without live entries. The start
@@ -191,7 +191,8 @@ class Replay:
     def _from_mark(self, mark: Mark, state: GroupIndex | None, number: int) -> GroupIndex:
         found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, [], list(mark.damages))
         if number == self.oldest or mark.last == mark.base.index:
-            return found  # in the oldest segment `open_damages` reports missing entries; or there are none
+            # Either `open_damages` reports the missing entries of the oldest segment, or the group has none.
+            return found
         known = 0
         if state is not None:
             found.extents, found.last = state.extents, state.last

@@ -1,6 +1,7 @@
 """Rows of TsFiles read in place, by series and time range. For the worker process only.
 
-A file stays open between pages of a scan, with the names and statistics of its series as a cache, bounded by
+Files of at most `SMALL_BYTES` and parked files are read and hashed whole for every page. Every other file
+stays open between pages of a scan, with the names and statistics of its series as a cache, bounded by
 `OPEN_FILES_MAX` and `SERIES_KEPT_MAX`. Its bytes are hashed when it is opened. They are hashed again at a
 later use if the last check is at least `VERIFIED_S` old, or if the file's inode, size or modification time
 has changed. A damaged file is not hashed again while these three are unchanged.
