@@ -17,6 +17,7 @@ from nodeagent.model.schema import TableSchema
 from nodeagent.table.arrow import ARROW_TYPES, infer_schema
 
 CSV, PARQUET, ARROW = "csv", "parquet", "arrow"
+NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE")
 FORMAT_OF = {".csv": CSV, ".parquet": PARQUET, ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW}
 
 
@@ -145,7 +146,8 @@ def _check_known(known: TableSchema | None, name: str, columns: Sequence[str]) -
 def _value(name: str, text: str, kind: str | None) -> pa.Array:
     if kind is None:
         kind = _looks_like(text)
-    given = pa.array([text])
+    is_signed = kind in NUMBERS and re.match(r"\+[\d.]", text)  # Arrow accepts no plus sign
+    given = pa.array([text[1:] if is_signed else text])
     try:
         value = given.cast(ARROW_TYPES[kind])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

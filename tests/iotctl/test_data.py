@@ -257,10 +257,12 @@ def test_write_one_row(spec: Path) -> None:
         "1970-01-01T00:00:01Z",
         "--create",
     )
-    done = iotctl(spec, "data", "write", "t=21.5", "on=true", "note=x", *words, cluster=cluster)
+    fields = ("t=21.5", "up=+1", "on=true", "note=x", "range=+-5")
+    done = iotctl(spec, "data", "write", *fields, *words, cluster=cluster)
     assert done.code == 0, done.err
     ((_, _, rows, tags),) = cluster.written
-    assert rows.to_pylist() == [{"time": 1000, "device": "d1", "t": 21.5, "on": True, "note": "x"}]
+    found = {"time": 1000, "device": "d1", "t": 21.5, "up": 1, "on": True, "note": "x", "range": "+-5"}
+    assert rows.to_pylist() == [found]
     assert tags == ("device",)
 
 
