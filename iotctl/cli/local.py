@@ -105,7 +105,7 @@ def destroy(
     yes: Yes = False,
     confirm: Confirm = None,
 ) -> None:
-    """Stop every agent and delete the directory, which must be one that `local up` created."""
+    """Stop every agent and delete the directory, which `local up` or `iotctl demo` must have created."""
     from iotctl.fleet.local import LocalFleet
 
     session = session_of(ctx)

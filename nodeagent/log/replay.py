@@ -2,8 +2,8 @@
 
 A lost block is detected in three ways: by its own heads, if one of the two is readable; by the next
 operation of each group, whose `previous` does not match; by the marks at the start of the next segment. After
-an unreadable place, a group counts as damaged if none of these three shows what it lost there: it may have
-lost an acknowledged record, and a member that votes with a shorter log can undo a committed entry.
+an unreadable place, a group counts as damaged unless one of these three shows that it lost nothing there: it
+may have lost an acknowledged record, and a member that votes with a shorter log can undo a committed entry.
 
 The numbers of the segments may have gaps, because the log deletes segments without live entries. The start
 of the next segment records where each group's live entries are: they may be in a segment that was lost, but
@@ -42,8 +42,8 @@ class GroupLog(msgspec.Struct):
 
 
 class Recovered(msgspec.Struct):
-    """Result of recovery. `torn_bytes` at the end are of an unfinished write; `healed` blocks had only their
-    second head readable."""
+    """Result of recovery. The last `torn_bytes` bytes of the log belong to an unfinished write. Of `healed`
+    blocks, only the second head was readable."""
 
     groups: dict[GroupId, GroupLog]
     damaged: list[Damage]
@@ -191,7 +191,7 @@ class Replay:
     def _from_mark(self, mark: Mark, state: GroupIndex | None, number: int) -> GroupIndex:
         found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, [], list(mark.damages))
         if number == self.oldest or mark.last == mark.base.index:
-            # Either `open_damages` reports the missing entries of the oldest segment, or the group has none.
+            # In the oldest segment `open_damages` reports missing entries; else the group has no entries.
             return found
         known = 0
         if state is not None:
