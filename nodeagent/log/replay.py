@@ -4,6 +4,7 @@ A lost block is detected in three ways: by its own heads, if one of the two is r
 operation of each group, whose `previous` does not match; by the marks at the start of the next segment. After
 an unreadable place, a group counts as damaged unless one of these three shows that it lost nothing there: it
 may have lost an acknowledged record, and a member that votes with a shorter log can undo a committed entry.
+A loss at the end of the log is detected by the file `newest`.
 
 The numbers of the segments may have gaps, because the log deletes segments without live entries. The start
 of the next segment records where each group's live entries are: they may be in a segment that was lost, but
@@ -42,8 +43,8 @@ class GroupLog(msgspec.Struct):
 
 
 class Recovered(msgspec.Struct):
-    """Result of recovery. The last `torn_bytes` bytes of the log belong to an unfinished write. Of `healed`
-    blocks, only the second head was readable."""
+    """Result of recovery. The last `torn_bytes` bytes of the log belong to an unfinished write. `healed` is
+    the number of blocks of which only the second head was readable."""
 
     groups: dict[GroupId, GroupLog]
     damaged: list[Damage]
@@ -191,7 +192,8 @@ class Replay:
     def _from_mark(self, mark: Mark, state: GroupIndex | None, number: int) -> GroupIndex:
         found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, [], list(mark.damages))
         if number == self.oldest or mark.last == mark.base.index:
-            # In the oldest segment `open_damages` reports missing entries; else the group has no entries.
+            # Either this is the oldest segment, where `open_damages` reports missing entries, or the group
+            # has no entries.
             return found
         known = 0
         if state is not None:
@@ -323,8 +325,8 @@ def _reword(damage: Damage, message: str) -> Damage:
 def _suspect_range(base: int, have: int, last: int) -> tuple[int, int]:
     """The range of entries up to `last` that unknown operations may affect, if (base, have] are present.
 
-    With a gap, the missing entries were probably lost. Without a gap, the operations replaced present
-    entries or affected no entry; which of the two is unknown.
+    If entries between `have` and `last` are missing, the operations probably wrote them. If none is missing,
+    the operations replaced present entries or affected no entry; which of the two is unknown.
     """
     first = max(base, have) + 1 if have < last else base + 1
     return (first, last) if first <= last else (0, 0)
