@@ -70,8 +70,9 @@ def drop_table(cluster: Cluster, schema: TableSchema) -> int:
     Returns: the number of partitions concerned.
 
     Raises:
-        NodeAgentError: some rows may be deleted. If the failure came before the drop, the table still exists
-            and the call can be repeated. If it came after the drop, rows written in between may be left.
+        NodeAgentError: some rows may already have been deleted. If the failure came before the drop, the
+            table still exists and the call can be repeated. If it came after the drop, rows written in
+            between may be left.
     """
     partitions = delete_rows(cluster, schema, Selection())
     cluster.call_meta(DropTable(schema.storage_group, schema.table, schema.version))

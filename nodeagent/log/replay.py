@@ -2,8 +2,9 @@
 
 A lost block is detected in three ways: by its own heads, if one of the two is readable; by the next
 operation of each group, whose `previous` does not match; by the marks at the start of the next segment. After
-an unreadable place, a group counts as damaged unless one of these three shows that it lost nothing there: it
-may have lost an acknowledged record, and a member that votes with a shorter log can undo a committed entry.
+an unreadable place, a group counts as damaged unless one of these three shows that it lost nothing there.
+Otherwise it may have lost an acknowledged record, and a member that votes with a shorter log can undo a
+committed entry.
 A loss at the end of the log is detected by the file `newest`.
 
 The numbers of the segments may have gaps, because the log deletes segments without live entries. The start
@@ -217,7 +218,7 @@ class Replay:
         state = self.index.groups.get(row.group)
         have = state.seq if state is not None else 0
         if row.previous == 0 and state is not None:
-            del self.index.groups[row.group]  # the Forget before it was in an unreadable place
+            del self.index.groups[row.group]  # the preceding Forget was in an unreadable place
         elif row.previous != have:
             self._lost_before(row, state, number, offset)
         state = self.index.groups.get(row.group)

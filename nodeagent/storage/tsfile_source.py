@@ -159,7 +159,7 @@ def _stamp(found: os.stat_result) -> Stamp:
 
 @contextlib.contextmanager
 def reading(where: str) -> Iterator[None]:
-    """The package's own errors, `ValueError`, `TypeError` and others become `FileCorrupt`."""
+    """Every exception becomes `FileCorrupt`: the package also raises `ValueError`, `TypeError` and others."""
     try:
         yield
     except FileCorrupt:
