@@ -31,9 +31,11 @@ def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = Fal
     todo = f"raise the feature level from {found.level} to {found.possible}"
     is_due = found.possible > found.level
     if dry_run:
+        if is_due:
+            return session.output.would(todo)
         late = behind(session.cluster, found.level)
         waits = [f"wait for {', '.join(late)} to apply feature level {found.level}"] if late else []
-        return session.output.would(*([todo] if is_due else waits))
+        return session.output.would(*waits)
     if is_due:
         question = f"{todo}? No node of {session.source.name} can go back to the previous release afterwards."
         session.confirm(question, yes=yes)
