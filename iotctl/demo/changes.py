@@ -164,7 +164,8 @@ class DemoChanges:
 def _failure(report: "MigrateReport") -> str:
     """Why a migration was not signed off."""
     found = report.verification
-    for failed in [*report.failed, *(found.unread if found is not None else ())]:
+    failed = next(iter([*report.failed, *(found.unread if found is not None else ())]), None)
+    if failed is not None:
         place = f" on {failed.node}" if failed.node else ""
         return f"group {failed.group}{place}: {failed.reason}"
     count = found.mismatches_total if found is not None else 0
