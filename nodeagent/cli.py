@@ -25,8 +25,13 @@ app = typer.Typer(
 )
 log_app = typer.Typer(help="Inspect the log of a stopped node.", no_args_is_help=True)
 files_app = typer.Typer(help="Inspect the files of a stopped node.", no_args_is_help=True)
+image_app = typer.Typer(help="Inspect images of the meta state; the node may run.", no_args_is_help=True)
 app.add_typer(log_app, name="log")
+app.add_typer(image_app, name="image")
 app.add_typer(files_app, name="files")
+
+EXIT_DIFFERS = 1
+"""`image diff` found a difference."""
 
 EXIT_USAGE, EXIT_INVALID, EXIT_UNREACHABLE, EXIT_REFUSED, EXIT_DAMAGED = 2, 3, 4, 5, 7
 """As for `iotctl`: usage, invalid input file, unreachable, refused, damaged."""
@@ -204,6 +209,67 @@ def files_check(
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
     if failed:
         sys.exit(EXIT_DAMAGED)
+
+
+ImagePath = Annotated[
+    Path, typer.Argument(metavar="PATH", help="An image, or a node's directory for its newest image.")
+]
+
+
+@image_app.command("check")
+def image_check(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="An image, or a node's directory for all its images.")
+    ],
+) -> None:
+    """Verify and load images; print one JSON line each. Exit with 7 if one is damaged.
+
+    Images of the same state have the same digest on all nodes.
+    """
+    from nodeagent.runtime.image_files import check, encoded, images_at
+
+    failed = False
+    with _errors():
+        for image in images_at(path):
+            line = check(image)
+            failed = failed or not line["valid"]
+            sys.stdout.write(encoded(line) + "\n")
+    if failed:
+        sys.exit(EXIT_DAMAGED)
+
+
+@image_app.command("dump")
+def image_dump(
+    path: ImagePath,
+    section: Annotated[str, typer.Option(help="Print only this section (default: all sections).")] = "",
+) -> None:
+    """Print one JSON line for each record and for each place that cannot be read. Exit with 7 if there is
+    such a place."""
+    from nodeagent.runtime.image_files import SECTIONS, dump, encoded, images_at
+
+    if section and section not in SECTIONS:
+        raise typer.BadParameter(f"there is no section {section}; use one of {', '.join(SECTIONS)}")
+    failed = False
+    with _errors():
+        for line in dump(images_at(path)[-1], section):
+            failed = failed or not line["valid"]
+            sys.stdout.write(encoded(line) + "\n")
+    if failed:
+        sys.exit(EXIT_DAMAGED)
+
+
+@image_app.command("diff")
+def image_diff(old: ImagePath, new: ImagePath) -> None:
+    """Print one JSON line for each record that differs between two images. Exit with 1 if there is one."""
+    from nodeagent.runtime.image_files import diff, encoded, images_at
+
+    differs = False
+    with _errors():
+        for line in diff(images_at(old)[-1], images_at(new)[-1]):
+            differs = True
+            sys.stdout.write(encoded(line) + "\n")
+    if differs:
+        sys.exit(EXIT_DIFFERS)
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ from nodeagent.host.log_start import LogStart
 from nodeagent.host.saved import Saved
 from nodeagent.host.state_machine import StateMachine
 from nodeagent.model.entries import Base
-from nodeagent.model.jobs import Failed, JobResult
+from nodeagent.model.image_format import Header
+from nodeagent.model.jobs import Failed, ImageSaved, JobResult, SaveImage
 from nodeagent.model.jobs import SaveCheckpoint as SaveJob
 
 CHECKPOINT_MIN_MS = 500
@@ -59,14 +60,19 @@ class Checkpoints:
         self._number += 1
         base = context.base_at(machine.log_needed_after())
         base = msgspec.structs.replace(base, checkpoint=self._number)
-        saved = Saved(base, machine.encode_state(None), group=context.group, owner=context.effects.owner)
         self._saving = True
         unsaved.changes, unsaved.pressing = 0, False
+        sections = machine.sections()
+        if sections is not None:
+            header = Header(base, context.group, context.effects.owner)
+            return context.jobs.run(SaveImage(header, sections), lambda r: self._on_saved(base, r))
+        saved = Saved(base, machine.encode_state(None), group=context.group, owner=context.effects.owner)
         payload, changes = msgspec.msgpack.encode(saved), machine.file_changes()
         nbytes = len(payload) + (FILE_BYTES * len(changes.files) if changes is not None else 0)
         self._save_from = context.effects.now + max(CHECKPOINT_MIN_MS, nbytes // CHECKPOINT_BYTES_PER_MS)
         job = SaveJob(context.group, payload, changes)
         context.jobs.run(job, lambda r: self._on_saved(saved.base, r))
+        return None
 
     def keep_log(self) -> None:
         """Called now and then: purge the log that nothing pins any more."""
@@ -89,7 +95,9 @@ class Checkpoints:
         removes_files = self._machine.removes_files
         if removes_files:
             self._log_start.number_needed = base.checkpoint
-        is_logged = self._log_start.on_saved(base.index)
+        is_logged = self._log_start.on_saved(
+            result.fallback if isinstance(result, ImageSaved) else base.index
+        )
         if removes_files:
             self._log_number(is_logged)
         else:

@@ -13,7 +13,7 @@ import msgspec
 
 from nodeagent.data.checkpoint import decode_checkpoint
 from nodeagent.data.state import INITIAL_INDEX
-from nodeagent.host.saved import Saved
+from nodeagent.host.saved import Saved, read_saved
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Base, Entry, HardState, LogOp, Rebase
 from nodeagent.model.errors import NodeAgentError
@@ -52,7 +52,7 @@ def is_blank(payload: bytes | None) -> bool:
     if payload is None:
         return True
     try:
-        state = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state)
+        state = decode_checkpoint(read_saved(payload).state)
     except UNDECODABLE:
         return False
     return state.applied <= INITIAL_INDEX and not state.files
@@ -65,7 +65,7 @@ def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> 
         is_needed = found.base.index > 0 if group == META else not is_traceless(found)
         return f"{place} is missing, and the log continues from it" if is_needed else ""
     try:
-        saved = msgspec.msgpack.decode(payload, type=Saved)
+        saved = read_saved(payload)
     except UNDECODABLE as error:
         return f"{place} is unreadable: {error}"
     if (saved.group or group) != group:
@@ -101,7 +101,7 @@ def unsaid(groups: Mapping[GroupId, tuple[Found, bytes | None]]) -> list[LogOp]:
     before a sweep removes the files that these checkpoints, which fit the log, do not name."""
     found: list[LogOp] = []
     for group, (log, payload) in sorted(groups.items()):
-        number = msgspec.msgpack.decode(payload, type=Saved).base.checkpoint if payload is not None else 0
+        number = read_saved(payload).base.checkpoint if payload is not None else 0
         if number > log.base.checkpoint:
             base = msgspec.structs.replace(log.base, checkpoint=number)
             found.append(Rebase(group, base, keep_suffix=True))

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from nodeagent.host.group_context import GroupContext
 from nodeagent.host.log_start import LogStart
-from nodeagent.host.saved import Saved
+from nodeagent.host.saved import read_saved
 from nodeagent.host.state_machine import StateMachine
 from nodeagent.model.entries import Rebase
 from nodeagent.model.ids import NodeId
@@ -81,7 +79,7 @@ class Installs:
         """
         context, condition = self._context, self._condition
         raft = context.raft
-        saved = msgspec.msgpack.decode(result.payload, type=Saved)
+        saved = read_saved(result.payload)
         assert saved.base.index >= raft.log.base.index, (context.group, saved.base, raft.log.base)
         keep = raft.log.term(saved.base.index) == saved.base.term
         context.proposals.refuse_all("outcome_unknown", f"leadership of {context.group} was lost")

@@ -7,10 +7,13 @@ from nodeagent.host.group_context import GroupContext
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
 from nodeagent.host.state_machine import StateMachine
+from nodeagent.meta.sections import sections_of
 from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Entry
 from nodeagent.model.errors import EntryFailed
+from nodeagent.model.features import Feature
 from nodeagent.model.ids import META, NodeId
+from nodeagent.model.image_format import Section
 from nodeagent.model.requests import Reply
 from nodeagent.raft.core import Raft
 
@@ -44,6 +47,10 @@ class MetaMachine(StateMachine):
 
     def encode_state(self, peer: NodeId | None) -> bytes:
         return self.state.encode()
+
+    def sections(self) -> tuple[Section, ...] | None:
+        image = self.state.image
+        return sections_of(image) if image.level >= Feature.IMAGES else None
 
     def restore(self, payload: bytes, base: int) -> None:
         self.state = MetaState.decode(payload, self.state.levels)

@@ -3,16 +3,15 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from nodeagent.data.checkpoint import decode_checkpoint
 from nodeagent.data.state import DataState
 from nodeagent.host.context import NodeRun
 from nodeagent.host.found import Found, Lost, fault_of, foreign, is_blank, is_traceless
 from nodeagent.host.host import Host
+from nodeagent.host.meta_fetch import MetaFetch
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replicas import Replicas
-from nodeagent.host.saved import Saved
+from nodeagent.host.saved import Saved, read_saved
 from nodeagent.host.starts import Start, Starts
 from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import HardState, Rebase
@@ -44,6 +43,12 @@ class Held:
     left: Mapping[GroupId, HardState] = field(default_factory=dict)
     """Term, vote and held log position that the log stores for groups that this node left."""
 
+    imageless: Collection[GroupId] = ()
+    """Groups with images of which none verifies."""
+
+    faults: Mapping[GroupId, str] = field(default_factory=dict)
+    """Why the newest image of a group was not read; an older one was."""
+
 
 def open_host(life: NodeRun, held: Held) -> Host:
     host = Host(life)
@@ -56,7 +61,7 @@ def open_host(life: NodeRun, held: Held) -> Host:
         replicas.damaged = dict.fromkeys({META, *held.groups}, anybody) | replicas.damaged
     _compare(replicas, held, host.effects.owner)
     if META in held.groups and META not in replicas.damaged:
-        _reopen_meta(host, *held.groups[META])
+        _reopen_meta(host, *held.groups[META], held.faults.get(META, ""))
     for group in sorted(set(held.groups) - {META} - set(replicas.damaged) - set(replicas.unlogged)):
         _reopen_data(host, group, *held.groups[group])
     if host.cluster.meta_replica is not None:
@@ -64,6 +69,8 @@ def open_host(life: NodeRun, held: Held) -> Host:
         host.on_meta()
     if META not in replicas.damaged:
         host.admission.start()
+    elif META in held.imageless and sum(d.group in ("", META) for d in damaged) == 1:  # the log is whole
+        _fetch_meta(host, life, held.groups[META][0])
     for area in held.staged:
         if area.startswith(INSTALL):
             host.lifecycle.drop_install_later(area)
@@ -87,8 +94,8 @@ def _compare(replicas: Replicas, held: Held, me: Owner) -> None:
     }
 
 
-def _reopen_meta(host: Host, found: Found, payload: bytes | None) -> None:
-    saved = msgspec.msgpack.decode(payload, type=Saved) if payload else None
+def _reopen_meta(host: Host, found: Found, payload: bytes | None, fault: str) -> None:
+    saved = read_saved(payload) if payload else None
     levels = host.peers.levels.own
     try:
         state = MetaState.decode(saved.state, levels) if saved else MetaState(levels=levels)
@@ -98,13 +105,29 @@ def _reopen_meta(host: Host, found: Found, payload: bytes | None) -> None:
     log = _open_log(host.outbox, META, found, saved)
     host.cluster.known_to = log.last_index
     replica = host.builder.meta(log, found.hard, state)
+    if fault:
+        replica.condition.error = f"{fault}; the image before it and the log are in use"
+        host.effects.note("image_damaged", group=META, why=fault)
     if saved is not None:
         replica.checkpoints.continue_from(saved.base.checkpoint)
 
 
+def _fetch_meta(host: Host, life: NodeRun, found: Found) -> None:
+    """Continue with the whole log from an image of another node."""
+
+    def fetched(payload: bytes) -> None:
+        del host.replicas.damaged[META]
+        _reopen_meta(host, found, payload, "")
+        host.admission.stop()
+        host.on_meta()
+
+    host.replicas.damaged[META] += "; another node is asked for an image"
+    MetaFetch(host.effects, life.config.seeds, found.base.index, fetched).start()
+
+
 def _reopen_data(host: Host, group: GroupId, found: Found, payload: bytes | None) -> None:
     assert payload is not None, group  # else it is damaged
-    saved = msgspec.msgpack.decode(payload, type=Saved)
+    saved = read_saved(payload)
     log = _open_log(host.outbox, group, found, saved)
     try:
         state = DataState.restore(decode_checkpoint(saved.state), log.base.index)

@@ -8,8 +8,10 @@ import msgspec
 from nodeagent.host.group_context import GroupContext
 from nodeagent.host.saved import Saved
 from nodeagent.host.state_machine import StateMachine
+from nodeagent.model.entries import Base
 from nodeagent.model.ids import NodeId, Owner
-from nodeagent.model.jobs import DropSnapshot, Failed, JobResult, MakeSnapshot
+from nodeagent.model.image_format import Header
+from nodeagent.model.jobs import DropSnapshot, Failed, JobResult, MakeSnapshot, SaveImage
 from nodeagent.raft.progress import ProgressState
 
 NOT_READY_MS = 200
@@ -55,13 +57,26 @@ class SnapshotOffers:
         self._making.add(peer)
         base = context.base_at(machine.log_needed_after())
         name = self._new_id()
-        state = machine.encode_state(peer)
-        saved = Saved(base, state, sent=True, group=context.group, owner=Owner(peer))
-        payload = msgspec.msgpack.encode(saved)
         self._drop(peer)
         self._offered[peer] = Offered(name, base.index)
-        job = MakeSnapshot(name, context.group, machine.snapshot_files(peer), payload, machine.has_files)
+        job = self._job(name, peer, base)
         context.jobs.run(job, lambda r: self._on_made(peer, name, r))
+
+    def make_once(self, peer: NodeId, then: Callable[[str, int, JobResult], None]) -> None:
+        """Make a snapshot of the applied state for `peer`, which may be no follower now; `then` gets its
+        name, its log index and the result. No log is retained for it."""
+        name, base = self._new_id(), self._context.base_at(self._machine.log_needed_after())
+        self._context.jobs.run(self._job(name, peer, base), lambda r: then(name, base.index, r))
+
+    def _job(self, name: str, peer: NodeId, base: Base) -> MakeSnapshot:
+        group, machine = self._context.group, self._machine
+        sections = machine.sections()
+        if sections is not None:
+            image = SaveImage(Header(base, group, Owner(peer), sent=True), sections)
+            return MakeSnapshot(name, group, (), image=image)
+        saved = Saved(base, machine.encode_state(peer), sent=True, group=group, owner=Owner(peer))
+        payload = msgspec.msgpack.encode(saved)
+        return MakeSnapshot(name, group, machine.snapshot_files(peer), payload, machine.has_files)
 
     def _on_made(self, peer: NodeId, name: str, result: JobResult) -> None:
         raft, effects = self._context.raft, self._context.effects

@@ -3,6 +3,7 @@
 from nodeagent.model.entries import Entry
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import NodeId
+from nodeagent.model.image_format import Section
 from nodeagent.model.jobs import FileChanges, JobResult
 from nodeagent.model.requests import Reply
 
@@ -42,6 +43,10 @@ class StateMachine:
     def encode_state(self, peer: NodeId | None) -> bytes:
         """The state without its files: for this node's own checkpoint, or for `peer` to install."""
         raise NotImplementedError
+
+    def sections(self) -> tuple[Section, ...] | None:
+        """The state as the sections of an image; None if `encode_state` is saved and sent instead."""
+        return None
 
     def restore(self, payload: bytes, base: int) -> None:
         """Take the state of a checkpoint; entries after `base` are applied to it once more."""

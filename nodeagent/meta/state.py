@@ -16,11 +16,13 @@ from nodeagent.meta.operations import Operations
 from nodeagent.meta.placement import Placement
 from nodeagent.meta.recovery import ForceRecovery
 from nodeagent.meta.runs import Runs
+from nodeagent.meta.sections import image_of
 from nodeagent.meta.tables import Tables
 from nodeagent.model import features
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
 from nodeagent.model.features import Levels
+from nodeagent.model.image_format import ImageBytes, is_image
 from nodeagent.model.requests import Accepted, ErrorReply, Reply
 
 
@@ -114,11 +116,15 @@ class MetaState:
         return Accepted(index)
 
     def encode(self) -> bytes:
+        """The state as releases without `Feature.IMAGES` store it."""
         return msgspec.msgpack.encode(self.image)
 
     @classmethod
     def decode(cls, payload: bytes, levels: Levels = features.SPOKEN) -> "MetaState":
-        """Decode the result of `encode`; raise `Refused` if its feature level is not in `levels`."""
+        """Decode an image, or the result of `encode`; raise `Refused` if its feature level is not in
+        `levels`."""
+        if is_image(payload):
+            return cls(image_of(ImageBytes(payload), levels), levels)
         image = msgspec.msgpack.decode(payload, type=Image)
         check_level(levels, image.level)
         for op in image.operations:

@@ -22,6 +22,9 @@ class Feature(IntEnum):
     FILE_WRITER = 2
     """Entries that make TsFiles name the TsFile library that their bytes depend on."""
 
+    IMAGES = 2
+    """The meta state is saved and sent as an image (`model.image_format`)."""
+
     REASONS = 2
     """A drain says whether a rolling restart asked for it; the error of an operation names its group."""
 

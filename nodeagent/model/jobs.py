@@ -17,6 +17,7 @@ from nodeagent.model.files import (
     Tombstone,
 )
 from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.image_format import Header, Section
 
 
 class MemBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -109,6 +110,13 @@ class SaveCheckpoint(msgspec.Struct, frozen=True):
     changes: FileChanges | None = None
 
 
+class SaveImage(msgspec.Struct, frozen=True):
+    """Make an image of the group's state durable and validate it. The result is `ImageSaved`."""
+
+    header: Header
+    sections: tuple[Section, ...]
+
+
 class Scan(msgspec.Struct, frozen=True):
     """Read one page: merge files and batches, apply deletes, take the newest value of each cell. The result
     is `Scanned`."""
@@ -145,6 +153,9 @@ class MakeSnapshot(msgspec.Struct, frozen=True):
     payload: bytes = b""
     is_state: bool = False
     """The payload is a checkpoint without files; add `files` to it."""
+
+    image: SaveImage | None = None
+    """Store this image as the payload."""
 
 
 class DropSnapshot(msgspec.Struct, frozen=True):
@@ -296,6 +307,13 @@ class CheckpointSaved(msgspec.Struct, frozen=True):
     base: str
 
 
+class ImageSaved(msgspec.Struct, frozen=True):
+    """`fallback` is the log index of the older image that a start uses if the new one is damaged; 0 if there
+    is none. The log is needed from there on."""
+
+    fallback: int
+
+
 class Failed(msgspec.Struct, frozen=True):
     """The job failed with the error `code` (`model.errors`).
 
@@ -313,6 +331,7 @@ Job = (
     CloseFiles
     | CompactFiles
     | SaveCheckpoint
+    | SaveImage
     | Scan
     | MakeSnapshot
     | DropSnapshot
@@ -327,6 +346,7 @@ Job = (
 )
 JobResult = (
     CheckpointSaved
+    | ImageSaved
     | FilesClosed
     | Scanned
     | Installed

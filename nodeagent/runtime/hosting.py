@@ -37,6 +37,8 @@ def create_host(opened: Opened, now: int, wall: int, failpoints: Sequence[str] |
         holding=opened.holding,
         starts=opened.starts,
         left=opened.left,
+        faults=opened.storage.faults,
+        imageless=opened.storage.imageless,
     )
     host = open_host(life, held)
     if failpoints is not None:

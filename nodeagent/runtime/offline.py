@@ -4,11 +4,9 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
-import msgspec
-
 from nodeagent.data.checkpoint import decode_checkpoint
 from nodeagent.host.found import fault_of
-from nodeagent.host.saved import Saved
+from nodeagent.host.saved import read_saved
 from nodeagent.log import GroupLog
 from nodeagent.log.identity import LOG_DIR, known_identity
 from nodeagent.log.replay import Replay
@@ -21,9 +19,10 @@ from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, GroupId, NodeId, Owner
 from nodeagent.runtime.directory import DATA_DIR
 from nodeagent.storage import layout
-from nodeagent.storage.checkpoint import load_checkpoint
 from nodeagent.storage.files import SlotFiles
+from nodeagent.storage.images import image_indexes, read_image
 from nodeagent.storage.leftovers import ORPHAN, leftovers
+from nodeagent.storage.saved_state import load_state
 
 NONE: Mapping[GroupId, str] = MappingProxyType({})
 Line = dict[str, str | int | bool]
@@ -48,21 +47,21 @@ def mismatches(home: Disk, data: Disk, node: NodeId) -> dict[GroupId, str]:
     for group in {*logs, *SlotFiles(data).groups()}:
         log = logs.get(group) or GroupLog(Base(0, 0, Config()), HardState(), [])
         with contextlib.suppress(Damaged):  # `check_files` reports it
-            fault = fault_of(group, log, load_checkpoint(data, group), me)
+            fault = fault_of(group, log, load_state(data, group).content, me)
             if fault:
                 found[group] = fault
     return found
 
 
 def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) -> Iterator[Line]:
-    """One line for each checkpoint below the data directory, each file in its manifest, and each file or
-    empty directory that no manifest names (`storage.leftovers`).
+    """One line for each checkpoint and image below the data directory, each file in its manifest, and each
+    file or empty directory that no manifest names (`storage.leftovers`).
 
     Keys: group, slot, name, bytes, found, valid. `found` is the XXH3-128 on disk, `missing` or
-    `unreadable`; for a checkpoint, `ok` or its fault; for a leftover, its kind. Leftovers are harmless, and
-    expected while an operation is open or soon after a crash. Their `name` is a path below the data
-    directory, except for orphans, which have group, slot and name like a file of a manifest. `faults` is the
-    result of `mismatches`.
+    `unreadable`; for a checkpoint or an image, `ok` or its fault; for a leftover, its kind. Leftovers are
+    harmless, and expected while an operation is open or soon after a crash. Their `name` is a path below the
+    data directory, except for orphans, which have group, slot and name like a file of a manifest. `faults` is
+    the result of `mismatches`.
     """
     files = SlotFiles(disk)
     for group in sorted(faults.keys() - set(files.groups())):
@@ -71,7 +70,7 @@ def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) 
     damaged: list[str] = []
     for group in files.groups():
         try:
-            metas = manifest_in(group, load_checkpoint(disk, group))
+            metas = manifest_in(group, load_state(disk, group).content)
             if group in faults:
                 raise Damaged(faults[group])
         except (Damaged, *UNDECODABLE) as error:
@@ -79,7 +78,7 @@ def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) 
             damaged.append(f"{layout.group_dir(group)}/")
             continue
         manifests[group] = metas
-        yield _line(group, "checkpoint", "ok", valid=True)
+        yield from _states(disk, group)
         for meta in metas:
             found = files.hash(group, meta)
             yield _line(group, meta.name, found, valid=found == meta.xxh3, slot=meta.slot, size=meta.size)
@@ -98,11 +97,26 @@ def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) 
             yield _line("", left.path, left.kind, valid=True, size=size)
 
 
+def _states(disk: Disk, group: GroupId) -> Iterator[Line]:
+    """A line for each saved state of a group whose newest state, or the one before it, verifies."""
+    indexes = image_indexes(disk, group)
+    if not indexes or disk.exists(layout.checkpoint_path(group)):
+        yield _line(group, "checkpoint", "ok", valid=True)
+    for index in indexes:
+        name, size = f"{layout.IMAGE}{index}", disk.stat(layout.image_path(group, index)).size
+        try:
+            read_image(disk, group, index).verified()
+        except Damaged as error:
+            yield _line(group, name, str(error), valid=False, size=size)
+        else:
+            yield _line(group, name, "ok", valid=True, size=size)
+
+
 def _groups_of(disk: Disk, node: NodeId, here: Collection[GroupId]) -> set[GroupId]:
     """The groups of `here` with `node` as a member; all if the meta group has no readable checkpoint."""
     try:
-        payload = load_checkpoint(disk, META)
-        image = MetaState.decode(msgspec.msgpack.decode(payload, type=Saved).state).image if payload else None
+        payload = load_state(disk, META).content
+        image = MetaState.decode(read_saved(payload).state).image if payload else None
     except (Damaged, *UNDECODABLE):
         image = None
     if image is None or not image.cluster_id:
@@ -114,7 +128,7 @@ def manifest_in(group: GroupId, payload: bytes | None) -> list[FileMeta]:
     """The files that a checkpoint's payload names; the meta group has none. Raises one of `UNDECODABLE`."""
     if payload is None or group == META:
         return []
-    files = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
+    files = decode_checkpoint(read_saved(payload).state).files
     return sorted(files, key=lambda f: f.name)
 
 

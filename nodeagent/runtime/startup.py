@@ -14,6 +14,7 @@ from nodeagent.host.found import fault_of, is_traceless, lost_meta, unsaid
 from nodeagent.host.starts import Start
 from nodeagent.log import Damage, GroupLog, Log, LogSettings, NoSpace, Recovered
 from nodeagent.log.identity import LOG_DIR, NodeFile, begin_start, known_identity, replace_step
+from nodeagent.meta.sections import check_image
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import Damaged
@@ -89,7 +90,7 @@ def _open(directory: Path, config: NodeConfig) -> Opened:
         log, recovered = Log.open(home, LOG_DIR, _log_settings(config, home.total_bytes()))
         identity = begin_start(home, log, config.node, known, partial(secrets.token_hex, 8))
         engine = WorkerEngine(data.root, config.worker_timeout_ms / 1000)
-        storage = Storage(data, engine)
+        storage = Storage(data, engine, check_image)
         storage.prepare()
         groups, unreadable = _groups(recovered, storage)
         holding = {g for g in storage.groups() if any(storage.files.names(g).values())}

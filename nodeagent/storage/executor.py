@@ -11,9 +11,10 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 
 from nodeagent.model.disk import Disk
-from nodeagent.model.errors import Busy, NodeAgentError, NotFound, Overloaded, Unavailable
+from nodeagent.model.errors import Busy, Damaged, NodeAgentError, NotFound, Overloaded, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
+from nodeagent.model.image_format import ImageBytes, encode_image, is_image
 from nodeagent.model.jobs import (
     REPAIR,
     AdoptFiles,
@@ -33,6 +34,7 @@ from nodeagent.model.jobs import (
     FilesHashed,
     FilesStaged,
     HashFiles,
+    ImageSaved,
     Installed,
     InstallSnapshot,
     Job,
@@ -41,6 +43,7 @@ from nodeagent.model.jobs import (
     RemoveGroup,
     ReplaceFile,
     SaveCheckpoint,
+    SaveImage,
     Scan,
     Scanned,
     StageFiles,
@@ -49,11 +52,12 @@ from nodeagent.model.jobs import (
 )
 from nodeagent.model.limits import KIB, MIB
 from nodeagent.storage import layout
-from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint, with_files
+from nodeagent.storage.checkpoint import save_checkpoint, with_files
 from nodeagent.storage.engine import Engine
 from nodeagent.storage.files import SlotFiles
 from nodeagent.storage.format import scan_rows
 from nodeagent.storage.handler import CLOSE, COMPACT, CompactRequest, ScanRequest, TemporaryFile
+from nodeagent.storage.images import Images, Load, image_indexes
 from nodeagent.storage.pull import (
     Fetch,
     Fetched,
@@ -64,6 +68,7 @@ from nodeagent.storage.pull import (
     stage_files,
 )
 from nodeagent.storage.quarantine import replace_file
+from nodeagent.storage.saved_state import load_state
 from nodeagent.storage.snapshot import Snapshots
 from nodeagent.storage.staging import Staging
 
@@ -79,8 +84,15 @@ INLINE_SCAN_BYTES_MAX = 256 * KIB
 class Storage:
     """All files of one node. `files`, `snapshots` and `staging` are its parts, for reading and sweeps."""
 
-    def __init__(self, disk: Disk, engine: Engine) -> None:
+    def __init__(self, disk: Disk, engine: Engine, load_image: Load = ImageBytes.verified) -> None:
         self._disk = disk
+        self._images = Images(disk, load_image)
+        self.faults: dict[GroupId, str] = {}
+        """Why the newest image of a group was not read (`checkpoint`); the one before it was."""
+
+        self.imageless: set[GroupId] = set()
+        """Groups with images of which none verifies."""
+
         self._engine = engine
         self._saving = threading.Lock()
         self.files = SlotFiles(disk)
@@ -125,11 +137,13 @@ class Storage:
                 return self._compact(job)
             case SaveCheckpoint():
                 return CheckpointSaved(self._save_checkpoint(job.group, job.payload, job.changes))
+            case SaveImage():
+                with self._saving:
+                    return ImageSaved(self._images.save(job.header, job.sections))
             case Scan():
                 return self._scan(job)
             case MakeSnapshot():
-                payload = with_files(job.payload, job.files) if job.is_state else job.payload
-                self.snapshots.make(job.snapshot, job.group, job.files, payload)
+                self.snapshots.make(job.snapshot, job.group, job.files, _payload_of(job))
             case DropSnapshot():
                 self.snapshots.drop(job.snapshot)
             case AdoptFiles():
@@ -249,13 +263,26 @@ class Storage:
         stay too: the caller drops them, and retries if the disk refuses.
         """
         self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])
-        self._save_checkpoint(group, payload)
+        if is_image(payload):
+            with self._saving:
+                self._images.install(ImageBytes(payload, f"snapshot {snapshot}"))
+        else:
+            self._save_checkpoint(group, payload)
 
     # Reading and upkeep.
 
     def checkpoint(self, group: GroupId) -> bytes | None:
-        """The payload of the group's checkpoint; None if none was saved. Raises `Damaged`."""
-        return load_checkpoint(self._disk, group)
+        """The newest saved state of the group that verifies: an image or the payload of its checkpoint; None
+        if none was saved. Raises `Damaged` if none verifies."""
+        try:
+            loaded = load_state(self._disk, group)
+        except Damaged:
+            if image_indexes(self._disk, group):
+                self.imageless.add(group)
+            raise
+        if loaded.faults:
+            self.faults[group] = "; ".join(loaded.faults)
+        return loaded.content
 
     def groups(self) -> tuple[GroupId, ...]:
         """Groups with a directory; a group without a checkpoint is new or is leaving."""
@@ -272,6 +299,12 @@ class Storage:
         """Remove files that the manifests (group -> slot -> names) do not name. These groups must not have a
         running job, because a file just closed is not in a manifest yet."""
         return self.files.sweep(known)
+
+
+def _payload_of(job: MakeSnapshot) -> bytes:
+    if job.image is not None:
+        return b"".join(encode_image(job.image.header, job.image.sections))
+    return with_files(job.payload, job.files) if job.is_state else job.payload
 
 
 def _calls(units: tuple[CloseUnit, ...]) -> Iterator[tuple[CloseUnit, ...]]:

@@ -2,6 +2,7 @@
 
     groups/<group>/checkpoint
     groups/<group>/checkpoint.delta
+    groups/<group>/image.<log index>                 instead of a checkpoint (`storage.images`)
     groups/<group>/slots/<slot>/<file>
     staging/<operation>/<group>/<slot>-<file>        verified; with `.part` until complete
     snapshots/<id>/index, payload, files/<file>
@@ -21,6 +22,7 @@ GROUPS, STAGING, SNAPSHOTS, TMP = "groups", "staging", "snapshots", "tmp"
 QUARANTINE = "quarantine"
 INDEX, PAYLOAD = "index", "payload"
 PART = ".part"
+IMAGE = "image."
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _SNAPSHOT = re.compile(r"[0-9a-f]{1,64}")
@@ -63,6 +65,17 @@ def checkpoint_path(group: GroupId) -> str:
 def delta_path(group: GroupId) -> str:
     """Path of the changes since the checkpoint."""
     return f"{group_dir(group)}/checkpoint.delta"
+
+
+def image_path(group: GroupId, index: int) -> str:
+    """Path of the image of the group's state at log index `index`."""
+    return f"{group_dir(group)}/{IMAGE}{index}"
+
+
+def image_index(name: str) -> int | None:
+    """The log index in the name of an image; None if the file is no image."""
+    index = name.removeprefix(IMAGE)
+    return int(index) if name.startswith(IMAGE) and index.isascii() and index.isdecimal() else None
 
 
 def slots_dir(group: GroupId) -> str:

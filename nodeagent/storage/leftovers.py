@@ -1,8 +1,8 @@
 """Find files below a node's data directory that no group needs.
 
-A node at rest has, for each of its groups, a checkpoint and the files that its manifest names, each under one
-name, and nothing else. Other files are reported with a kind that is guessed from their place; nothing here
-removes them.
+A node at rest has, for each of its groups, a checkpoint (or images) and the files that its manifest names,
+each under one name, and nothing else. Other files are reported with a kind that is guessed from their place;
+nothing here removes them.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +13,7 @@ from nodeagent.model.disk import Disk
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
 from nodeagent.storage import layout
+from nodeagent.storage.images import image_indexes
 
 ORPHAN, STAGED, SNAPSHOT, QUARANTINED = "orphan", "staged", "snapshot", "quarantined"
 TEMPORARY, FOREIGN, LINKED = "temporary", "foreign", "linked"
@@ -69,6 +70,7 @@ def _in_group(disk: Disk, group: GroupId, manifest: Collection[FileMeta] | None)
         yield from (Leftover(path, FOREIGN) for path in _below(disk, root))
         return
     checkpoints = (layout.checkpoint_path(group), layout.delta_path(group))
+    images = [layout.image_path(group, index) for index in image_indexes(disk, group)]
     named = {layout.file_path(group, meta.slot, meta.name) for meta in manifest}
     for path in _below(disk, root):
         if path in named:
@@ -77,7 +79,7 @@ def _in_group(disk: Disk, group: GroupId, manifest: Collection[FileMeta] | None)
         elif path.startswith(layout.slots_dir(group) + "/"):
             if not disk.stat(path).is_dir:  # an empty directory waits for the next start
                 yield Leftover(path, ORPHAN)
-        elif path not in (root, layout.slots_dir(group), *checkpoints):
+        elif path not in (root, layout.slots_dir(group), *checkpoints, *images):
             yield Leftover(path, TEMPORARY if path in [f"{c}.tmp" for c in checkpoints] else FOREIGN)
 
 

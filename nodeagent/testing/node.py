@@ -68,6 +68,8 @@ class SimNode(Machine):
             holding=holding,
             starts=self.host.peers.starts.newest if self.life > 1 and hasattr(self, "host") else {},
             left=recovered.left,
+            faults=self.storage.faults,
+            imageless=self.storage.imageless,
         )
         self.host = open_host(life, held)
         unexplained = self.host.replicas.damaged.keys() - set(self.host.replicas.awaiting_meta_state)

@@ -1,11 +1,13 @@
 """The processes of a simulated machine, one after the other: they open the log and the files, and end."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from nodeagent.host.effect_queue import Effects
 from nodeagent.log import Log, LogSettings, Recovered
 from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, NodeFile, begin_start, known_identity
+from nodeagent.meta.sections import check_image
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import LogOp
 from nodeagent.model.errors import Damaged
@@ -120,7 +122,7 @@ class Process(Hardware):
         self.durable.reopened(recovered, must_fit=not self.lossy)
         self.identity = begin_start(self.disk, self._log, self.node, known, self._draw)
         engine = InlineEngine(_under(self.disk), LibraryFormat(self.build.maker))
-        self.storage = Storage(_under(self.disk), engine)
+        self.storage = Storage(_under(self.disk), engine, partial(check_image, levels=self.build.levels))
         self.storage.prepare()
         self._open_host(recovered)
         self.wake()

@@ -6,14 +6,15 @@ from nodeagent.host.admission import Admission
 from nodeagent.host.context import Context
 from nodeagent.host.handlers.leading import Leading, MetaLeader
 from nodeagent.host.handlers.probes import answer_probe
-from nodeagent.host.handlers.refusals import blind, stopped
+from nodeagent.host.handlers.refusals import blind, job_error, stopped
 from nodeagent.host.handlers.views import meta_view, operation_view, runs_view
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.replicas import Replicas
 from nodeagent.model import requests as q
-from nodeagent.model.ids import META
+from nodeagent.model.ids import META, NodeId
+from nodeagent.model.jobs import Failed, JobResult
 
-Meta = q.GetMeta | q.GetRuns | q.GetOperation | Leading
+Meta = q.GetMeta | q.GetRuns | q.GetOperation | q.OfferState | Leading
 
 
 class MetaRequests:
@@ -50,6 +51,8 @@ class MetaRequests:
                 return self._read(token, replica, "GetRuns", lambda: runs_view(replica.state, run))
             case q.GetOperation(operation=name):
                 return self._read(token, replica, "GetOperation", lambda: operation_view(replica.state, name))
+            case q.OfferState(node=node):
+                return self._offer(token, replica, node)
             case _:
                 return self._change(token, replica, request)
 
@@ -58,6 +61,17 @@ class MetaRequests:
         effects = self._effects
         then = effects.guarded(token, what, lambda: effects.reply(token, answer()))
         replica.read(then, lambda why: effects.refuse(token, "unavailable", why))
+
+    def _offer(self, token: int, replica: MetaReplica, node: NodeId) -> None:
+        effects = self._effects
+        if replica.installing or replica.rebasing:
+            return effects.refuse(token, "unavailable", "the meta state of this node is being replaced")
+
+        def made(name: str, index: int, result: JobResult) -> None:
+            failed = isinstance(result, Failed)
+            effects.reply(token, job_error(result) if failed else q.StateOffered(name, index))
+
+        return replica.snapshots.make_once(node, effects.guarded(token, "OfferState", made))
 
     def _change(self, token: int, replica: MetaReplica, request: Leading) -> None:
         if replica.leads:

@@ -83,6 +83,9 @@ from nodeagent.model.requests.meta import (
     NodeRecord as NodeRecord,
 )
 from nodeagent.model.requests.meta import (
+    OfferState as OfferState,
+)
+from nodeagent.model.requests.meta import (
     PutSchema as PutSchema,
 )
 from nodeagent.model.requests.meta import (
@@ -96,6 +99,9 @@ from nodeagent.model.requests.meta import (
 )
 from nodeagent.model.requests.meta import (
     SchemaInForce as SchemaInForce,
+)
+from nodeagent.model.requests.meta import (
+    StateOffered as StateOffered,
 )
 from nodeagent.model.requests.node import (
     Accepted as Accepted,
@@ -217,6 +223,7 @@ Request = (
     | GetStatus
     | GetEvents
     | GetMeta
+    | OfferState
     | PutSchema
     | BeginChange
     | ControlOperation
@@ -257,6 +264,7 @@ Reply = (
     | NodeStatus
     | EventsReply
     | MetaView
+    | StateOffered
     | SchemaInForce
     | OperationReply
     | LockReply

@@ -101,6 +101,21 @@ class MetaView(Message, frozen=True, tag="MetaView"):
     """The cluster's feature level."""
 
 
+class OfferState(Message, frozen=True, tag="OfferState"):
+    """Make an image of the meta state for `node`, whose own images are all damaged."""
+
+    traits: ClassVar = Traits(NODES)
+
+    node: Name
+
+
+class StateOffered(Message, frozen=True, tag="StateOffered"):
+    """`snapshot` holds the image at meta log index `index`; it is dropped when nobody reads it."""
+
+    snapshot: str
+    index: int
+
+
 class PutSchema(Message, frozen=True, tag="PutSchema"):
     """Create a table or add columns; the reply is the schema in force.
 

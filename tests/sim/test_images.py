@@ -1,0 +1,118 @@
+"""Damaged images of the meta state in a running cluster: the same state is served, and the damage is
+reported."""
+
+import pytest
+
+from nodeagent.model import requests as q
+from nodeagent.model.ids import META
+from nodeagent.model.image_format import FRAME_HEAD_BYTES, ImageBytes
+from nodeagent.storage import layout
+from nodeagent.storage.images import image_indexes, read_image
+from nodeagent.testing.node import SimNode
+from nodeagent.testing.scenario import Scenario
+from tests.sim.test_cases import formed
+
+
+def with_images(seed: int) -> Scenario:
+    """A cluster whose nodes have two images each."""
+    scenario = formed(seed)
+    for _ in range(10):
+        if all(len(indexes(n)) == 2 for n in nodes(scenario)):
+            break
+        change(scenario)
+    return scenario
+
+
+def change(scenario: Scenario) -> int:
+    """Add an entry that changes the state; return its index."""
+    draining = scenario.newest().image.nodes["node1"].draining
+    reply = scenario.request(q.Drain("node1", not draining, "sim"), q.Accepted)
+    assert isinstance(reply, q.Accepted)
+    scenario.sim.pause(1_500)
+    return reply.index
+
+
+def nodes(scenario: Scenario) -> list[SimNode]:
+    return [n for n in scenario.sim.nodes.values() if n.alive]
+
+
+def indexes(node: SimNode) -> list[int]:
+    return image_indexes(node.disk, META)
+
+
+def flip_each_section(node: SimNode, index: int) -> None:
+    path = layout.image_path(META, index)
+    for frame in ImageBytes(node.disk.read(path)).frames():
+        node.disk.flip(path, frame.offset + FRAME_HEAD_BYTES)
+
+
+def restart(node: SimNode, *, power: bool = True) -> None:
+    node.lossy = True
+    node.stop(power=power)
+    node.start()
+
+
+def meta_status(node: SimNode) -> q.GroupStatus:
+    (found,) = (g for g in node.host.status.of_node(0, 0).groups if g.group == META)
+    return found
+
+
+def serves_the_newest_state(scenario: Scenario, node: SimNode) -> None:
+    newest = change(scenario)
+    scenario.until(lambda: node.host.cluster.meta.applied >= newest, f"{node.node} applies entry {newest}")
+    digests = {n.host.cluster.meta.encode() for n in nodes(scenario) if n.host.cluster.applied == newest}
+    assert len(digests) <= 1
+    scenario.quiet()
+    scenario.read_everything()
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_after_damage_of_the_newest_image_the_one_before_is_loaded(seed: int) -> None:
+    """No other node is asked; the status names the damage until two new images exist, and the damaged one is
+    in quarantine then."""
+    scenario = with_images(seed)
+    node = nodes(scenario)[seed % 2]
+    newest = indexes(node)[-1]
+    flip_each_section(node, newest)
+    restart(node)
+    assert META not in node.host.replicas.damaged
+    assert f"image.{newest}" in meta_status(node).error
+    assert scenario.sim.seen["note", "meta_fetched"] == 0
+    for _ in range(3):
+        change(scenario)
+    assert meta_status(node).error == "" and newest not in indexes(node) and len(indexes(node)) == 2
+    assert f"image.{newest}" in node.disk.listdir(layout.quarantine_dir(META))
+    serves_the_newest_state(scenario, node)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_after_damage_of_both_images_the_state_comes_from_another_node(seed: int) -> None:
+    """The log is whole: the node votes and acknowledges again without a lost promise."""
+    scenario = with_images(seed)
+    node = nodes(scenario)[seed % 2]
+    for index in indexes(node):
+        flip_each_section(node, index)
+    restart(node)
+    assert "another node is asked" in node.host.replicas.damaged[META]
+    assert node.host.status.state() == "damaged"
+    scenario.until(lambda: META not in node.host.replicas.damaged, "the image is fetched")
+    assert scenario.sim.seen["note", "meta_fetched"] == 1
+    read_image(node.disk, META, indexes(node)[-1]).verified()
+    serves_the_newest_state(scenario, node)
+
+
+def test_a_node_without_an_image_waits_for_a_node_that_has_one() -> None:
+    """All other nodes are down at first. Neither its log nor its files are changed meanwhile."""
+    scenario = with_images(3)
+    node, *others = nodes(scenario)
+    for index in indexes(node):
+        flip_each_section(node, index)
+    for other in others:
+        other.stop(power=True)
+    restart(node)
+    scenario.sim.pause(10_000)
+    assert META in node.host.replicas.damaged
+    for other in others:
+        other.start()
+    scenario.until(lambda: META not in node.host.replicas.damaged, "the image is fetched")
+    serves_the_newest_state(scenario, node)
