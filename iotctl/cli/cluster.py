@@ -73,7 +73,7 @@ def ring(ctx: typer.Context, watch: Watch = False) -> int:
     session = session_of(ctx)
 
     def show() -> int:
-        found = ring_of(session.cluster, session.source)
+        found = ring_of(session.known_view(), session.source)
         session.output.emit("cluster-ring", found, lambda: views.ring_tables(found))
         return 0
 
@@ -97,7 +97,7 @@ def slots(
     session = session_of(ctx)
 
     def show() -> int:
-        found = slots_of(session.cluster, storage_group)
+        found = slots_of(session.cluster, session.known_view(), storage_group)
         session.output.emit("cluster-slots", found, lambda: views.slot_tables(found))
         return 0
 

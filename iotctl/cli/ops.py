@@ -41,7 +41,7 @@ def list_operations(
     from nodeagent.model.errors import NodeAgentError
 
     session = session_of(ctx)
-    view = session.cluster.meta()
+    view = session.known_view()
     _print(session, open_operations(view) if open_only else list(view.operations), session.cluster.statuses())
     if view.leader is None:
         return  # without a meta leader the lock is unknown, and asking would time out
@@ -59,7 +59,7 @@ def show(ctx: typer.Context, operation: MaybeId = None) -> None:
     from nodeagent.model.errors import NodeAgentError
 
     session = session_of(ctx)
-    found = pick(session.cluster.meta(), operation)
+    found = pick(session.known_view(), operation)
     with suppress(NodeAgentError):  # without a meta quorum, show the short record
         found = whole(session.cluster, found)
     _print(session, [found], session.cluster.statuses(), stages=True)

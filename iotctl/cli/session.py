@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from iotctl.output.writer import Output
     from iotctl.spec.cluster import ClusterSource
     from nodeagent.client.spec import ClusterSpec
+    from nodeagent.model.requests import MetaView
 
     Connect = Callable[[ClusterSpec], Cluster]
 
 INTERRUPTED = ("operations that the cluster accepted continue", "iotctl ops list")
 ANSWER_S = 2.0
+CONFIRMED_MS = 30_000
+"""A meta view that a leader confirmed no longer ago needs no note."""
+
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 
 
@@ -112,6 +116,18 @@ class Session:
                 self.connect = connect
             self._cluster = self.connect(self.spec)
         return self._cluster
+
+    def known_view(self) -> MetaView:
+        """The meta view that a node has, also without a meta quorum; a note says if it may be outdated."""
+        view = self.cluster.meta(any_age=True)
+        if view.age_ms > CONFIRMED_MS:
+            age = f"was last confirmed {view.age_ms / 1000:.0f} s ago"
+        elif view.age_ms < 0 and view.leader is None:
+            age = "is not confirmed by a leader"
+        else:
+            return view
+        self.output.note(f"the answer may be outdated: the meta state of {view.node} {age}")
+        return view
 
     @property
     def fleet(self) -> LocalFleet | None:

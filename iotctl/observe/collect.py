@@ -45,7 +45,7 @@ def collect(cluster: Cluster, timeout_s: float = STATUS_TIMEOUT_S) -> Facts:
         if silent == SILENT_MAX:
             break
         try:
-            reply = cluster.call(status.node, GetMeta(), timeout_s=timeout_s)
+            reply = cluster.call(status.node, GetMeta(any_age=True), timeout_s=timeout_s)
         except NodeAgentError as error:
             silent += isinstance(error, OutcomeUnknown)
             continue

@@ -110,8 +110,7 @@ def table_of(view: MetaView) -> PartitionTable:
     return PartitionTable(view.table_version, ring, owners)
 
 
-def ring_of(cluster: Cluster, source: ClusterSource) -> RingView:
-    view = cluster.meta()
+def ring_of(view: MetaView, source: ClusterSource) -> RingView:
     owned = _owned(view)
     total = view.settings.slots
     groups = {g.owner: g for g in view.groups if not g.dissolving}
@@ -136,13 +135,12 @@ def ring_of(cluster: Cluster, source: ClusterSource) -> RingView:
     return RingView(view.table_version, view.settings.replicas, total, rows, crowded)
 
 
-def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
+def slots_of(cluster: Cluster, view: MetaView, storage_group: str | None) -> SlotsView:
     """Ranges from the table, loads from one member of each group. A group without an answer is `unread`.
 
     Raises:
         RefusedProblem: there is no such storage group.
     """
-    view = cluster.meta()
     wanted = stored_group(view, storage_group) if storage_group is not None else ""
     groups = [g for g in view.groups if not g.dissolving]
     loads: dict[tuple[int, str], list[int]] = {}

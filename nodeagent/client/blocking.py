@@ -83,8 +83,8 @@ class BlockingCluster:
     def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, NodeStatus | NodeAgentError]:
         return self._loop.run(self._cluster.statuses(timeout_s))
 
-    def meta(self, strong: bool = False) -> MetaView:
-        return self._loop.run(self._cluster.meta(strong))
+    def meta(self, strong: bool = False, any_age: bool = False) -> MetaView:
+        return self._loop.run(self._cluster.meta(strong, any_age))
 
     def call(self, node: NodeId, request: Request, timeout_s: float | None = None) -> Reply:
         return self._loop.run(self._cluster.call(node, request, timeout_s))

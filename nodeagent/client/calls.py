@@ -56,7 +56,7 @@ class Calls:
             self.call(target, request, min(BUSY_TIMEOUTS_MAX / 2 * self.timeout_s, deadline.patience_s))
         )
         strong = request.read == "strong" and not request.operation
-        question = ProbeGroup(request.group) if strong else GetMeta()
+        question = ProbeGroup(request.group) if strong else GetMeta(any_age=True)
         silent = 0
         try:
             while not (await asyncio.wait({work}, timeout=self.views.attempt_s))[0]:

@@ -101,8 +101,9 @@ class Cluster:
                     )
 
         ask_all()
+        view = self._calls.views.meta(timeout_s=timeout_s / 2, wait=False, any_age=True)
         with suppress(NodeAgentError, TimeoutError):
-            await asyncio.wait_for(self._calls.views.meta(timeout_s=timeout_s / 2, wait=False), timeout_s / 2)
+            await asyncio.wait_for(view, timeout_s / 2)
         ask_all()
         answers = [(target, await task) for target, task in asked.items()]
         found: dict[str, NodeStatus | NodeAgentError] = {}
@@ -112,9 +113,10 @@ class Cluster:
                 found[name] = answer
         return found
 
-    async def meta(self, strong: bool = False) -> MetaView:
-        """The meta view of the first node that answers; if `strong`, nodes answer only after a read index."""
-        return await self._calls.views.meta(strong)
+    async def meta(self, strong: bool = False, any_age: bool = False) -> MetaView:
+        """The meta view of the first node that answers. Nodes answer only after a read index (`strong`), or
+        if a leader confirmed their state lately, or in any case (`any_age`); see `age_ms` of the view."""
+        return await self._calls.views.meta(strong, any_age=any_age)
 
     async def call(self, node: NodeId, request: Request, timeout_s: float | None = None) -> Reply:
         """Send one request to one node, without a retry. An error reply is raised."""

@@ -90,7 +90,7 @@ class Views:
 
     async def _refresh(self) -> Routes:
         try:
-            await self.meta()
+            await self.meta(any_age=True)
         except (Unavailable, OutcomeUnknown):
             if self.routes is None:
                 raise
@@ -99,7 +99,9 @@ class Views:
         assert self.routes is not None
         return self.routes
 
-    async def meta(self, strong: bool = False, timeout_s: float = 0, *, wait: bool = True) -> MetaView:
+    async def meta(
+        self, strong: bool = False, timeout_s: float = 0, *, wait: bool = True, any_age: bool = False
+    ) -> MetaView:
         """The view of the first node that answers; the leader is asked first. If the view in use has a higher
         applied index, return that view instead.
 
@@ -107,6 +109,7 @@ class Views:
             timeout_s: 0 means the whole timeout for a strong read, else the time of one attempt.
             wait: ask all nodes again while a node answers that it has no view now (no leader confirms its
                 state, or the cluster is not formed yet).
+            any_age: as in `GetMeta`.
 
         Raises:
             Unavailable: no node answered, or none had a view in time (strong: no quorum).
@@ -116,7 +119,7 @@ class Views:
         self._rng.shuffle(targets)
         targets.sort(key=lambda t: t != self.leaders.get(META))
         deadline = Deadline(timeout_s or (self._timeout_s if strong else self.attempt_s))
-        view = await self._first(targets, GetMeta(strong), deadline, wait)
+        view = await self._first(targets, GetMeta(strong, any_age), deadline, wait)
         assert isinstance(view, MetaView), view
         if view.leader != view.node and self.leaders.get(META) == view.node:
             del self.leaders[META]  # a former leader: cut off or removed, its view lags behind

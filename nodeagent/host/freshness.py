@@ -7,6 +7,7 @@ confirms nothing.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from nodeagent.host.effect_queue import EffectQueue
 
@@ -14,6 +15,22 @@ Read = Callable[[Callable[[], None], Callable[[str], None]], None]
 
 ASK_AGAIN_MS = 500
 """The wait after a failed question; a bounded read asks at once."""
+
+
+WAIT_MS = 2_000
+"""A request waits this long for a confirmation."""
+
+
+class _Waiting(NamedTuple):
+    until: int
+    bound_ms: int
+    then: Callable[[], None]
+    failed: Callable[[int], None]
+    """Gets the age."""
+
+
+def confirmed_text(age_ms: int) -> str:
+    return f"a leader confirmed it {age_ms} ms ago" if age_ms >= 0 else "no leader has confirmed it yet"
 
 
 class Freshness:
@@ -35,8 +52,7 @@ class Freshness:
         """Time of the open question."""
 
         self._not_before = effects.now
-        self._waiting: list[tuple[int, Callable[[], None], Callable[[int], None]]] = []
-        """(bound in ms, call if the age is within it, call with the age if not) of requests that wait."""
+        self._waiting: list[_Waiting] = []
 
     @property
     def age_ms(self) -> int:
@@ -47,6 +63,7 @@ class Freshness:
 
     def refresh(self, older_than_ms: int) -> None:
         """Ask for a new confirmation if the last is older than this; called now and then."""
+        self._refuse_late()
         age = self.age_ms
         if (age < 0 or age > older_than_ms) and self._effects.now >= self._not_before:
             self._ask()
@@ -57,7 +74,7 @@ class Freshness:
         if 0 <= self.age_ms <= bound_ms:
             then()
         else:
-            self._waiting.append((bound_ms, then, failed))
+            self._waiting.append(_Waiting(self._effects.now + WAIT_MS, bound_ms, then, failed))
             self._ask()
 
     def _ask(self) -> None:
@@ -78,8 +95,16 @@ class Freshness:
     def _answer(self) -> None:
         self._asked_at = None
         waiting, self._waiting = self._waiting, []
-        for bound_ms, then, failed in waiting:
-            if 0 <= self.age_ms <= bound_ms:
-                then()
+        for request in waiting:
+            if 0 <= self.age_ms <= request.bound_ms:
+                request.then()
             else:
-                failed(self.age_ms)
+                request.failed(self.age_ms)
+
+    def _refuse_late(self) -> None:
+        """The leader confirms, but the state does not reach the index: entries are applied too slowly."""
+        late = [w for w in self._waiting if w.until <= self._effects.now]
+        if late:
+            self._waiting = [w for w in self._waiting if w.until > self._effects.now]
+            for request in late:
+                request.failed(self.age_ms)

@@ -210,6 +210,8 @@ class Host:
         for held in data.values():
             held.closer.maybe_close()
             held.freshness.refresh(self.context.config.staleness_max_ms // 2)
+        if self.cluster.meta_replica is not None:
+            self.cluster.meta_replica.freshness.refresh(self.context.config.meta_confirm_every_ms)
         self.peers.watch_clocks()
         self.leadership.keep()
         self.peers.look_for_older()

@@ -137,7 +137,7 @@ class Members:
             if reply.members:
                 self._vouch(reply.members)
             else:  # an older release, which names no members here and answers any node
-                self._effects.call(node, GetMeta(), lambda view: self._on_answer(node, view))
+                self._effects.call(node, GetMeta(any_age=True), lambda view: self._on_answer(node, view))
         elif isinstance(reply, MetaView) and mine in ("", reply.cluster_id):
             self._vouch((n.node, n.incarnation) for n in reply.nodes if n.state != DEAD)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from nodeagent.host.effect_queue import EffectQueue
+from nodeagent.host.freshness import Freshness
 from nodeagent.host.group_context import GroupContext
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
@@ -77,6 +78,7 @@ class MetaReplica(Replica):
     ) -> None:
         self._machine = MetaMachine(state, changed)
         super().__init__(GroupContext(META, raft, effects, outbox), self._machine, new_id)
+        self.freshness = Freshness(effects, self.read, lambda: self.applied_index)
 
     @property
     def state(self) -> MetaState:

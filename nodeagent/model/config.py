@@ -90,6 +90,12 @@ class NodeConfig(msgspec.Struct, frozen=True):
     staleness_max_ms: int = 10_000
     """A replica answers bounded reads if a leader confirmed its state no longer ago than this."""
 
+    meta_staleness_max_ms: int = 30_000
+    """A node answers reads of the meta state if a leader confirmed its copy no longer ago than this."""
+
+    meta_confirm_every_ms: int = 10_000
+    """How often a node asks the meta leader to confirm its copy; at most half of `meta_staleness_max_ms`."""
+
     session_ttl_ms: int = 3_600_000
     """A session that is not used for this long expires."""
 

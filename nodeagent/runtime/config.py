@@ -182,6 +182,11 @@ def _check_values(config: NodeConfig, lines: dict[_Path, int], name: str) -> Non
         ),
         (("raft", "commit_news_ms"), raft.commit_news_ms >= 0, "must be zero or more"),
         *(((key,), getattr(config, key) > 0, "must be a positive number") for key in _POSITIVE),
+        (
+            ("meta_confirm_every_ms",),
+            2 * config.meta_confirm_every_ms <= config.meta_staleness_max_ms,
+            "must be at most half of meta_staleness_max_ms, so that one late answer makes no read fail",
+        ),
     ]
     for path, holds, what in rules:
         if not holds:
@@ -200,6 +205,8 @@ _POSITIVE = (
     "compact_deletes_ms",
     "expire_every_ms",
     "staleness_max_ms",
+    "meta_staleness_max_ms",
+    "meta_confirm_every_ms",
     "session_ttl_ms",
     "snapshot_ttl_ms",
     "worker_timeout_ms",

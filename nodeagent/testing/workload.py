@@ -153,7 +153,7 @@ class View:
             return
         self._asking = True
         target = self.sim.rng.choice(self.nodes)
-        self.sim.call(CLIENT, target, q.GetMeta(), self._on_meta)
+        self.sim.call(CLIENT, target, q.GetMeta(any_age=True), self._on_meta)
 
     def _on_meta(self, reply: Reply) -> None:
         self._asking = False

@@ -1031,3 +1031,45 @@ def test_an_entry_of_the_maximum_size_is_replicated() -> None:
     entry = Entry(1 << 48, int(EntryKind.COMMAND), bytes(ENTRY_BYTES_MAX))
     append = AppendRequest(1 << 48, 1 << 53, 1 << 48, 1 << 53, [entry], 1 << 53, 1 << 53)
     assert len(encode_raft([Routed("g" * 255, append)])) == 1
+
+
+@pytest.fixture
+def age_as_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.host.handlers.meta.meta_view", lambda node, replica, age: Accepted(age))
+
+
+@pytest.mark.usefixtures("age_as_answer")
+def test_a_meta_read_is_refused_by_a_node_that_no_leader_confirms() -> None:
+    """Routing and status ask for the state of any age, and get its age."""
+    host = settled_host({})
+    host.on_request(1, GetMeta(), 0, 0)
+    host.on_request(2, GetMeta(any_age=True), 0, 0)
+    replies = run_out(host, 0)
+    assert isinstance(refused := replies[1], ErrorReply)
+    assert refused.code == "unavailable" and refused.details == {"age_ms": -1}
+    assert replies[2] == Accepted(-1)
+
+
+@pytest.mark.usefixtures("age_as_answer")
+def test_a_node_that_applies_no_more_meta_entries_becomes_too_old() -> None:
+    """The leader still confirms its commit index, which the state does not reach."""
+    host, bound = leads_alone(), CONFIG.meta_staleness_max_ms
+    replica = host.cluster.meta_replica
+    assert replica is not None
+    host.on_request(1, GetMeta(), 3_000, 0)
+    host.on_request(2, GetMeta(strong=True), 3_000, 0)
+    replies = run_out(host)
+    assert isinstance(age := replies[1], Accepted) and 0 <= age.index <= CONFIG.meta_confirm_every_ms
+    assert replies[2] == Accepted(0)
+    replica.condition.rebasing = True  # nothing is applied
+    host.on_request(3, TakeLock("ann@here 1", "a roll", "ann", 30_000), 3_000, 0)
+    replies = run_out(host)
+    for now in range(3_000, 3_000 + 2 * bound, 1_000):
+        host.tick(now, now)
+        replies |= run_out(host, now)
+    host.on_request(4, GetMeta(), now, 0)
+    for later in range(now, now + 4_000, 1_000):
+        host.tick(later, later)
+        replies |= run_out(host, later)
+    assert isinstance(refused := replies.pop(4), ErrorReply) and int(str(refused.details["age_ms"])) > bound
+    assert not replies, "the entry is not answered either"

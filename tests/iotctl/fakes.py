@@ -246,7 +246,7 @@ class FakeCluster:
             for n in self.names
         }
 
-    def meta(self, strong: bool = False) -> MetaView:
+    def meta(self, strong: bool = False, any_age: bool = False) -> MetaView:
         self.looks += 1
         if self.error is not None:
             raise self.error

@@ -463,7 +463,7 @@ def test_waiting_survives_a_cluster_that_does_not_answer(spec: Path) -> None:
     class Flaky(FakeCluster):
         polls = 0
 
-        def meta(self, strong: bool = False) -> MetaView:
+        def meta(self, strong: bool = False, any_age: bool = False) -> MetaView:
             type(self).polls += 1
             if type(self).polls == 1:
                 raise Unavailable("no leader")
@@ -776,7 +776,7 @@ def test_a_lagging_node_does_not_end_the_wait() -> None:
     """Its view lacks an operation that has just begun; found by seed 953 of the random operations."""
 
     class Lagging(FakeCluster):
-        def meta(self, strong: bool = False) -> MetaView:
+        def meta(self, strong: bool = False, any_age: bool = False) -> MetaView:
             view = super().meta(strong)
             return view if strong else msgspec.structs.replace(view, operations=())
 

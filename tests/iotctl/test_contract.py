@@ -318,7 +318,7 @@ def test_a_full_disk_is_one_error_line(spec: Path) -> None:
 
 def ending(error: BaseException) -> FakeCluster:
     class Ending(FakeCluster):
-        def meta(self, strong: bool = False) -> MetaView:
+        def meta(self, strong: bool = False, any_age: bool = False) -> MetaView:
             raise error
 
     return Ending()

@@ -114,7 +114,7 @@ def test_the_lock_is_released_once_the_change_has_begun(place: Path) -> None:
             assert kept(self)[0] is not None
             return super().begin_change(change)
 
-        def meta(self, strong: bool = False) -> MetaView:
+        def meta(self, strong: bool = False, any_age: bool = False) -> MetaView:
             assert not self.begun or kept(self)[0] is None
             return super().meta(strong)
 
@@ -132,7 +132,7 @@ def test_a_change_uses_the_client_that_is_open_under_the_lock(place: Path) -> No
                 return super().statuses(timeout_s)
             return {name: Unavailable(f"{name} did not answer in time") for name in self.names}
 
-        def meta(self, strong: bool = False) -> MetaView:
+        def meta(self, strong: bool = False, any_age: bool = False) -> MetaView:
             assert not self.closed, "the client is closed"
             return super().meta(strong)
 

@@ -132,7 +132,7 @@ class DirectoryCluster:
     def close(self) -> None:
         """Do nothing: no connection is open."""
 
-    def meta(self, strong: bool = False) -> MetaView:
+    def meta(self, strong: bool = False, any_age: bool = False) -> MetaView:
         with self.state() as state:
             return state.meta
 

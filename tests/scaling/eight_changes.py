@@ -62,7 +62,7 @@ class Cluster:
     def look(self) -> None:
         state = self.meta.state
         raft: Any = SimpleNamespace(leader="a", term=1, log=SimpleNamespace(config=Config(("a",))))
-        view = meta_view("a", SimpleNamespace(raft=raft, state=state))  # type: ignore[arg-type]
+        view = meta_view("a", SimpleNamespace(raft=raft, state=state), 0)  # type: ignore[arg-type]
         self.largest.see("meta_reply", len(encode_reply(1, view)))
         self.largest.see("meta_checkpoint", len(state.encode()))
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from nodeagent.host.admission import Admission
 from nodeagent.host.context import Context
+from nodeagent.host.freshness import confirmed_text
 from nodeagent.host.handlers.leading import Leading, MetaLeader
 from nodeagent.host.handlers.probes import answer_probe
 from nodeagent.host.handlers.refusals import blind, job_error, stopped
@@ -22,6 +23,7 @@ class MetaRequests:
         self, context: Context, replicas: Replicas, admission: Admission, leader: MetaLeader
     ) -> None:
         self._node = context.node
+        self._bound_ms = context.config.meta_staleness_max_ms
         self._effects = context.effects
         self._replicas = replicas
         self._cluster = replicas.cluster
@@ -43,10 +45,12 @@ class MetaRequests:
         if replica.stopped:
             return self._effects.reply(token, stopped(self._node, replica))
         match request:
-            case q.GetMeta(strong=False):
-                return self._effects.reply(token, meta_view(self._node, replica))
+            case q.GetMeta(strong=True):
+                return self._read(token, replica, "GetMeta", lambda: meta_view(self._node, replica, 0))
+            case q.GetMeta(any_age=True):
+                return self._effects.reply(token, self._aged_view(replica))
             case q.GetMeta():
-                return self._read(token, replica, "GetMeta", lambda: meta_view(self._node, replica))
+                return self._read_bounded(token, replica)
             case q.GetRuns(run=run):
                 return self._read(token, replica, "GetRuns", lambda: runs_view(replica.state, run))
             case q.GetOperation(operation=name):
@@ -61,6 +65,22 @@ class MetaRequests:
         effects = self._effects
         then = effects.guarded(token, what, lambda: effects.reply(token, answer()))
         replica.read(then, lambda why: effects.refuse(token, "unavailable", why))
+
+    def _aged_view(self, replica: MetaReplica) -> q.MetaView:
+        return meta_view(self._node, replica, replica.freshness.age_ms)
+
+    def _read_bounded(self, token: int, replica: MetaReplica) -> None:
+        """Answer if the state is new enough, now or after a question to the leader."""
+        effects, bound_ms = self._effects, self._bound_ms
+        then = effects.guarded(token, "GetMeta", lambda: effects.reply(token, self._aged_view(replica)))
+
+        def refuse(age_ms: int) -> None:
+            what = f"the meta state of {self._node} may be stale: {confirmed_text(age_ms)}; "
+            what += f"{bound_ms} ms are allowed"
+            reply = q.ErrorReply("unavailable", what, "iotctl meta status", {"age_ms": age_ms})
+            effects.reply(token, reply)
+
+        replica.freshness.within(bound_ms, then, refuse)
 
     def _offer(self, token: int, replica: MetaReplica, node: NodeId) -> None:
         effects = self._effects

@@ -7,6 +7,7 @@ import msgspec
 
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.effect_queue import EffectQueue
+from nodeagent.host.freshness import confirmed_text
 from nodeagent.model.requests import ErrorReply, PartitionsListed, Reply, RowsScanned
 from nodeagent.model.requests.rows import BOUNDED, STRONG, WEAK
 
@@ -37,8 +38,7 @@ def with_level(
 
 def _refuse_stale(effects: EffectQueue, replica: DataReplica, token: int, age_ms: int) -> None:
     bound_ms = replica.config.staleness_max_ms
-    age = f"a leader confirmed it {age_ms} ms ago" if age_ms >= 0 else "no leader has confirmed it yet"
-    what = f"the replica of {replica.group} on {replica.raft.node} may be stale: {age}; "
+    what = f"the replica of {replica.group} on {replica.raft.node} may be stale: {confirmed_text(age_ms)}; "
     what += f"a bounded read allows {bound_ms} ms"
     helps = "ask another member, or use a weak read, whose answer carries its age"
     effects.reply(token, ErrorReply("unavailable", what, helps, {"age_ms": age_ms}))

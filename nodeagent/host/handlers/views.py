@@ -31,7 +31,7 @@ def operation_view(state: MetaState, operation: str) -> q.Reply:
     return q.OperationReply(found)
 
 
-def meta_view(node: NodeId, replica: MetaReplica) -> q.MetaView:
+def meta_view(node: NodeId, replica: MetaReplica, age_ms: int) -> q.MetaView:
     state = replica.state
     image, table = state.image, state.placement.table
     assert image.settings is not None and table is not None
@@ -53,4 +53,5 @@ def meta_view(node: NodeId, replica: MetaReplica) -> q.MetaView:
         voters=config.voters,
         learners=config.learners,
         level=image.level,
+        age_ms=age_ms,
     )

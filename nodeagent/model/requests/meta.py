@@ -68,11 +68,16 @@ class GroupRecord(msgspec.Struct, frozen=True):
 
 
 class GetMeta(Message, frozen=True, tag="GetMeta"):
-    """Read the meta state of the node; `strong` first waits for a read index of the meta group."""
+    """Read the meta state of the node, which a leader confirmed within `meta_staleness_max_ms`.
+
+    `strong`: first wait for a read index of the meta group. `any_age`: answer in any case, for routing (a
+    group whose leader moved says so) and for a status without a meta quorum.
+    """
 
     traits: ClassVar = Traits(READERS)
 
     strong: bool = False
+    any_age: bool = False
 
 
 class MetaView(Message, frozen=True, tag="MetaView"):
@@ -99,6 +104,10 @@ class MetaView(Message, frozen=True, tag="MetaView"):
     learners: tuple[NodeId, ...]
     level: int = FIRST
     """The cluster's feature level."""
+
+    age_ms: int = -1
+    """The state holds everything acknowledged longer ago than this; -1 if no leader has confirmed it, or if
+    an earlier release answered."""
 
 
 class OfferState(Message, frozen=True, tag="OfferState"):
