@@ -23,6 +23,7 @@ from iotctl.lifecycle.rolling import RestartPlan, RestartReport
 from iotctl.observe.bundle import Bundle
 from iotctl.observe.events import Events
 from iotctl.observe.layout import RingView, SlotsView
+from iotctl.observe.meta import MetaGroupView
 from iotctl.observe.model import ClusterStatus, GroupRow, MetaRow, NodeRow
 from iotctl.observe.operations import Operations
 from iotctl.observe.route import RouteView
@@ -192,6 +193,7 @@ BODIES: dict[str, Any] = {
     "local-down": LocalFleetView,
     "local-status": LocalFleetView,
     "local-up": LocalFleetView,
+    "meta-status": MetaGroupView,
     "migrate": MigrateReport,
     "operations": Operations,
     "ops-unlock": Unlocked,

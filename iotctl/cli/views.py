@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from iotctl.observe.bundle import Bundle
     from iotctl.observe.events import Events
     from iotctl.observe.layout import RingView, SlotsView
+    from iotctl.observe.meta import MetaGroupView
     from iotctl.observe.model import ClusterStatus
     from iotctl.observe.operations import OperationRow
     from iotctl.observe.route import RouteView
@@ -72,6 +73,26 @@ def node_table(s: ClusterStatus) -> Table:
         *("certificate until", "version", "error"),
     )
     return Table(headers, rows, title="nodes", wide=3)
+
+
+def meta_tables(m: MetaGroupView) -> list[Table | str]:
+    rows = [
+        (
+            *(n.node, n.role or "no answer", span_text(_seconds(n.since_ms)), _or_dash(n.first)),
+            *(_or_dash(n.last), _or_dash(n.applied), span_text(_seconds(n.age_ms)), _or_dash(n.image)),
+            *(_or_dash(n.fallback), n.pinned_by or "-", n.error or n.why),
+        )
+        for n in m.nodes
+    ]
+    quorum = "quorum" if m.quorum else "QUORUM LOST"
+    head = f"meta leader {m.leader or 'none'} (term {_or_dash(m.term)}), {quorum}\n"
+    head += f"voters {' '.join(m.voters)}"
+    columns = ("node", "role", "since", "first", "last", "applied", "age", "image")
+    return [head, Table((*columns, "older image", "pinned by", "why"), rows, wide=3)]
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
 
 
 def group_table(s: ClusterStatus) -> Table:

@@ -1,5 +1,7 @@
 """The checkpoints of one replica: when its state is saved, and what follows once it is durable."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from nodeagent.host.group_context import GroupContext
@@ -25,6 +27,13 @@ FILE_BYTES = 210
 """Approximate size of a file's record in a checkpoint."""
 
 
+class Images(NamedTuple):
+    """Log indexes of the group's validated images on this disk; 0 if there is none."""
+
+    newest: int = 0
+    fallback: int = 0
+
+
 class Checkpoints:
     def __init__(self, context: GroupContext, machine: StateMachine, log_start: LogStart) -> None:
         self._context = context
@@ -33,6 +42,7 @@ class Checkpoints:
         self._number = 0
         """Number of the last checkpoint that was begun; the numbers reveal an older checkpoint."""
 
+        self.images = Images()
         self._saving = False
         self._save_from = context.effects.now + CHECKPOINT_MIN_MS
 
@@ -69,10 +79,15 @@ class Checkpoints:
         saved = Saved(base, machine.encode_state(None), group=context.group, owner=context.effects.owner)
         payload, changes = msgspec.msgpack.encode(saved), machine.file_changes()
         nbytes = len(payload) + (FILE_BYTES * len(changes.files) if changes is not None else 0)
-        self._save_from = context.effects.now + max(CHECKPOINT_MIN_MS, nbytes // CHECKPOINT_BYTES_PER_MS)
+        self._pause(nbytes)
         job = SaveJob(context.group, payload, changes)
         context.jobs.run(job, lambda r: self._on_saved(saved.base, r))
         return None
+
+    def _pause(self, nbytes: int) -> None:
+        """Save no sooner than what was written allows on average."""
+        pause_ms = max(CHECKPOINT_MIN_MS, nbytes // CHECKPOINT_BYTES_PER_MS)
+        self._save_from = self._context.effects.now + pause_ms
 
     def keep_log(self) -> None:
         """Called now and then: purge the log that nothing pins any more."""
@@ -95,9 +110,12 @@ class Checkpoints:
         removes_files = self._machine.removes_files
         if removes_files:
             self._log_start.number_needed = base.checkpoint
-        is_logged = self._log_start.on_saved(
-            result.fallback if isinstance(result, ImageSaved) else base.index
-        )
+        if isinstance(result, ImageSaved):
+            self.images = Images(base.index, result.fallback)
+            is_logged = self._log_start.on_saved(result.fallback)
+            self._pause(result.nbytes)
+        else:
+            is_logged = self._log_start.on_saved(base.index)
         if removes_files:
             self._log_number(is_logged)
         else:

@@ -27,6 +27,7 @@ from nodeagent.host.handlers.meta import MetaRequests
 from nodeagent.host.handlers.node import NodeRequests
 from nodeagent.host.leadership import Leadership
 from nodeagent.host.lifecycle import Lifecycle
+from nodeagent.host.meta_role import RoleWatch
 from nodeagent.host.operations import Operations
 from nodeagent.host.own_membership import OwnMembership
 from nodeagent.host.peers import Peers
@@ -66,6 +67,7 @@ class Host:
         self.cluster = cluster = Cluster(context)
         self.replicas = Replicas(cluster)
         self.own_membership = OwnMembership(context, cluster)
+        self.role = RoleWatch(effects)
         self.peers = Peers(context, self.replicas)
         self.leadership = Leadership(context, self.replicas, self.peers)
         self.writer = FileWriter(
@@ -95,7 +97,9 @@ class Host:
             DataRequests(context, self.replicas, Repairs(effects, areas), self.seal_waits),
             NodeRequests(context, cluster, self.admission, self.operations),
         )
-        self.status = Status(context, self.replicas, self.admission, self.own_membership, self.peers)
+        self.status = Status(
+            context, self.replicas, self.admission, self.own_membership, self.peers, self.role
+        )
         quiet_ms = min(QUIET_MS, config.raft.election_timeout_ms * 2 // 3) if life.start > 1 else 0
         self._votes_from = life.now + quiet_ms
         """No vote is given before this time, so that peers can report that this directory is an older
@@ -263,6 +267,7 @@ class Host:
             if not any(worked):
                 break
         self.seal_waits.check()
+        self.role.look(self.cluster.meta_replica)
         persist = self.outbox.take_persist()
         effects = Effects(
             persist=persist,

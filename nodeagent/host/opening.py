@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from nodeagent.data.checkpoint import decode_checkpoint
 from nodeagent.data.state import DataState
+from nodeagent.host.checkpoints import Images
 from nodeagent.host.context import NodeRun
 from nodeagent.host.found import Found, Lost, fault_of, foreign, is_blank, is_traceless
 from nodeagent.host.host import Host
@@ -17,6 +18,7 @@ from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import HardState, Rebase
 from nodeagent.model.errors import EntryFailed
 from nodeagent.model.ids import META, GroupId, Owner
+from nodeagent.model.image_format import is_image
 from nodeagent.model.jobs import INSTALL
 from nodeagent.raft.log import RaftLog
 
@@ -110,6 +112,8 @@ def _reopen_meta(host: Host, found: Found, payload: bytes | None, fault: str) ->
         host.effects.note("image_damaged", group=META, why=fault)
     if saved is not None:
         replica.checkpoints.continue_from(saved.base.checkpoint)
+        if payload is not None and is_image(payload):
+            replica.checkpoints.images = Images(saved.base.index)
 
 
 def _fetch_meta(host: Host, life: NodeRun, found: Found) -> None:

@@ -6,12 +6,13 @@ from nodeagent import __version__
 from nodeagent.host.admission import Admission
 from nodeagent.host.context import Context
 from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.meta_role import RoleWatch
 from nodeagent.host.own_membership import OwnMembership
 from nodeagent.host.peers import Peers
 from nodeagent.host.replica import Replica
 from nodeagent.host.replicas import Replicas
 from nodeagent.model.ids import META, GroupId
-from nodeagent.model.requests import GroupStatus, NodeStatus
+from nodeagent.model.requests import GroupStatus, MetaStatus, NodeStatus
 
 
 class Status:
@@ -22,6 +23,7 @@ class Status:
         admission: Admission,
         own_membership: OwnMembership,
         peers: Peers,
+        role: RoleWatch,
     ) -> None:
         self._context = context
         self._started = context.effects.now
@@ -30,6 +32,7 @@ class Status:
         self._admission = admission
         self._own_membership = own_membership
         self._peers = peers
+        self._role = role
 
     def state(self) -> str:
         cluster = self._cluster
@@ -83,6 +86,27 @@ class Status:
             level=cluster.level,
             oldest_level=context.levels.own.oldest,
             newest_level=context.levels.own.newest,
+            meta=self._of_meta(),
+        )
+
+    def _of_meta(self) -> MetaStatus:
+        watch, replica = self._role, self._cluster.meta_replica
+        since_ms = self._context.effects.now - watch.since
+        why = self._replicas.damaged.get(META, watch.why)
+        if replica is None:
+            return MetaStatus(watch.role, since_ms, why)
+        log, saved = replica.raft.log, replica.checkpoints.images
+        return MetaStatus(
+            role=watch.role,
+            since_ms=since_ms,
+            why=why,
+            first=log.first_index,
+            last=log.last_index,
+            applied=replica.applied_index,
+            age_ms=replica.freshness.age_ms,
+            image=saved.newest,
+            fallback=saved.fallback,
+            pin=replica.log_start.pin,
         )
 
     def _of_damaged(self, group: GroupId, why: str) -> GroupStatus:

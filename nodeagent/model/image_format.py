@@ -204,6 +204,10 @@ class ImageBytes:
                 offset = end
 
     @property
+    def nbytes(self) -> int:
+        return len(self._content)
+
+    @property
     def content(self) -> bytes:
         return bytes(self._content)
 

@@ -312,6 +312,8 @@ class ImageSaved(msgspec.Struct, frozen=True):
     is none. The log is needed from there on."""
 
     fallback: int
+    nbytes: int = 0
+    """Of the new image."""
 
 
 class Failed(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ class Raft(Roles):
             answer_stale(self, sender, message)
             return False
         if isinstance(message, VoteRequest):
-            if self._hears_leader() and not message.transfer:
+            if self.hears_leader() and not message.transfer:
                 return False  # a removed or cut-off member must not disturb (thesis 4.2.3)
             if message.pre:
                 return True

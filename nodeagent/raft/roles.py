@@ -69,7 +69,7 @@ class Roles(State):
 
     # The leader and its timeout
 
-    def _hears_leader(self) -> bool:
+    def hears_leader(self) -> bool:
         """Whether this replica leads, or heard a leader within an election timeout."""
         if self._lead is not None:
             return True
@@ -103,7 +103,7 @@ class Roles(State):
 
     def _on_vote_request(self, candidate: NodeId, request: VoteRequest) -> None:
         is_shorter = (request.last_term, request.last_index) < (self.log.last_term, self.log.last_index)
-        if is_shorter and not self._hears_leader():
+        if is_shorter and not self.hears_leader():
             self._refused_shorter = True
         if request.pre:
             answer_pre_vote(self, candidate, request)
@@ -241,7 +241,7 @@ class Roles(State):
                 `config` or in its own log.
         """
         self._stir(now)
-        if self._hears_leader():
+        if self.hears_leader():
             what = f"{self.node} hears leader {self.leader}"
             raise Refused(what, next_step="use the group as it is: it needs no recovery")
         if self.node not in config.voters or self.node not in self.log.config.voters:

@@ -6,7 +6,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from nodeagent.model.requests import NodeStatus
+from nodeagent.model.meta_role import MetaRole
+from nodeagent.model.requests import MetaStatus, NodeStatus
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -71,6 +72,29 @@ def _node(status: NodeStatus) -> Iterator[Metric]:
     for operation, count in status.received_bytes.items():
         received.add_metric((operation,), count)
     yield received
+    if status.meta is not None:
+        yield from _meta(status.meta)
+
+
+def _meta(meta: MetaStatus) -> Iterator[Metric]:
+    roles = GaugeMetricFamily(
+        "nodeagent_meta_role", "1 for the node's role in the meta group", labels=("role",)
+    )
+    for role in MetaRole:
+        roles.add_metric((role,), float(role == meta.role))
+    yield roles
+    for name, text, value in (
+        ("role_seconds", "Time since the role last changed", meta.since_ms / 1000),
+        ("journal_first", "The first entry in the journal", meta.first),
+        ("journal_last", "The last entry in the journal", meta.last),
+        ("replayed", "The last journal entry in the state", meta.applied),
+        ("image", "Journal id of the newest validated image", meta.image),
+        ("image_fallback", "Journal id of the validated image before it", meta.fallback),
+    ):
+        yield GaugeMetricFamily(f"nodeagent_meta_{name}", text, value)
+    if meta.age_ms >= 0:  # else no leader has confirmed the state
+        text = "The state holds everything acknowledged longer ago than this"
+        yield GaugeMetricFamily("nodeagent_meta_age_seconds", text, meta.age_ms / 1000)
 
 
 def _groups(status: NodeStatus) -> Iterator[Metric]:

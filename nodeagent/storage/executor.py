@@ -34,7 +34,6 @@ from nodeagent.model.jobs import (
     FilesHashed,
     FilesStaged,
     HashFiles,
-    ImageSaved,
     Installed,
     InstallSnapshot,
     Job,
@@ -139,7 +138,7 @@ class Storage:
                 return CheckpointSaved(self._save_checkpoint(job.group, job.payload, job.changes))
             case SaveImage():
                 with self._saving:
-                    return ImageSaved(self._images.save(job.header, job.sections))
+                    return self._images.save(job.header, job.sections)
             case Scan():
                 return self._scan(job)
             case MakeSnapshot():

@@ -12,6 +12,7 @@ from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Damaged
 from nodeagent.model.ids import GroupId
 from nodeagent.model.image_format import Header, ImageBytes, Section, encode_image
+from nodeagent.model.jobs import ImageSaved
 from nodeagent.storage import layout
 
 KEPT = 2
@@ -34,22 +35,19 @@ class Images:
         self._disk = disk
         self._load = load
 
-    def save(self, header: Header, sections: Iterable[Section]) -> int:
+    def save(self, header: Header, sections: Iterable[Section]) -> ImageSaved:
         """Make an image durable, and remove the images that are no longer needed.
-
-        Returns:
-            the index of the older image that a start may fall back to, 0 if there is none.
 
         Raises:
             Damaged: what was read back is not what was written; the image got no name.
         """
         return self._put(header, encode_image(header, sections))
 
-    def install(self, content: ImageBytes) -> int:
+    def install(self, content: ImageBytes) -> ImageSaved:
         """As `save`, for an image that another node made for this node."""
         return self._put(content.header, (content.content,))
 
-    def _put(self, header: Header, pieces: Iterable[bytes]) -> int:
+    def _put(self, header: Header, pieces: Iterable[bytes]) -> ImageSaved:
         group, index = header.group, header.base.index
         aside = layout.tmp_path(f"image-{group}")
         self._write(aside, pieces)
@@ -64,7 +62,7 @@ class Images:
         self._disk.mkdirs(directory)
         self._disk.rename(aside, layout.image_path(group, index))
         self._disk.sync_dir(directory)
-        return self._retain(group, index)
+        return ImageSaved(self._retain(group, index), content.nbytes)
 
     def _write(self, path: str, pieces: Iterable[bytes]) -> None:
         if self._disk.exists(path):

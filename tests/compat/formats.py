@@ -13,7 +13,7 @@ from iotctl.observe.layout import SlotsView
 from iotctl.plan.model import Plan
 from iotctl.playbook import model as playbook
 from nodeagent.data import commands as data
-from nodeagent.data import sessions
+from nodeagent.data import sessions as data_sessions
 from nodeagent.data.checkpoint import Checkpoint
 from nodeagent.data.packing import Packed
 from nodeagent.host.saved import Saved
@@ -21,9 +21,11 @@ from nodeagent.log.identity import LogFile, NodeFile
 from nodeagent.log.index import Start
 from nodeagent.log.record import Row
 from nodeagent.meta import commands as meta
+from nodeagent.meta import sections
 from nodeagent.meta.image import Image
 from nodeagent.model.entries import Base, Config, Entry, HardState
 from nodeagent.model.files import FileMeta
+from nodeagent.model.image_format import End, Header
 from nodeagent.model.raft_messages import RaftMessage, Routed
 from nodeagent.model.requests import GroupStatus, Hello, Reply, Request
 from nodeagent.runtime.peer_starts import _Seen
@@ -47,10 +49,14 @@ FORMATS: Mapping[str, Any] = {
     "data.command": data.Command,
     "data.checkpoint": Checkpoint,
     "data.sessions": Packed,
-    "data.session-table": sessions.Table,
-    "data.session-table-1": sessions.Exported,
+    "data.session-table": data_sessions.Table,
+    "data.session-table-1": data_sessions.Exported,
     "meta.command": meta.Command,
     "meta.image": Image,
+    "image.header": Header,
+    "image.end": End,
+    "image.cluster": sections.ClusterRecord,
+    "image.partition": sections.TableRecord,
     "group.checkpoint": Saved,
     "group.checkpoint-delta": _Delta,
     "group.file": FileMeta,

@@ -24,6 +24,7 @@ ONE_BUILD = {
     "iotctl/pipeline/migrate.py: Bundle": "within one Spark job",
     "nodeagent/storage/checkpoint.py: dict[str, msgspec.Raw]": "the names of a checkpoint's parts",
     "nodeagent/storage/checkpoint.py: bytes": "one part of a checkpoint",
+    "nodeagent/model/image_format.py: list[kind]": "records of an image (`image.*`, `meta.image`)",
 }
 """Decoded types that are no format, because they are neither stored nor sent to another build."""
 

@@ -16,3 +16,10 @@ def test_the_reference_equals_the_help_of_all_commands(monkeypatch: pytest.Monke
     monkeypatch.setenv("NO_COLOR", "1")
     page = cast(Callable[[], str], runpy.run_path(str(DOCS / "generate.py"))["page"])
     assert (DOCS / "reference" / "cli.md").read_text() == page()
+
+
+def test_the_metadata_page_shows_the_transition_table() -> None:
+    """If this fails after a change of `NEXT`, run `python docs/generate.py`."""
+    with_roles = cast(Callable[[str], str], runpy.run_path(str(DOCS / "generate.py"))["with_roles"])
+    text = (DOCS / "internals" / "metadata.md").read_text()
+    assert with_roles(text) == text and "OBSERVER --> FOLLOWER" in text

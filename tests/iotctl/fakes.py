@@ -42,6 +42,7 @@ from nodeagent.model.requests import (
     GroupStatus,
     ListPartitions,
     ManifestReply,
+    MetaStatus,
     MetaView,
     NodeEvent,
     NodeRecord,
@@ -97,6 +98,7 @@ class FakeCluster:
     audit: list[tuple[int, str, str]] = field(default_factory=list)
     notes: dict[str, list[NodeEvent]] = field(default_factory=dict)
     applied: dict[str, int] = field(default_factory=dict)
+    metas: dict[str, MetaStatus] = field(default_factory=dict)
     leaderless: set[str] = field(default_factory=set)
     """Groups that elect no leader."""
 
@@ -236,6 +238,7 @@ class FakeCluster:
             cert_expires_ms=NOW_MS * 2,
             newest_level=self.spoken.get(node, 1),
             level=1 if node in self.unaware else self.level,
+            meta=self.metas.get(node),
         )
 
     # --- the verbs ---------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ def test_stable_keys_of_the_parts_are_published(kind: str, name: str) -> None:
         ("cluster", "nodes"),
         ("cluster", "groups"),
         ("cluster", "ring"),
+        ("meta", "status"),
         ("cluster", "slots"),
         ("cluster", "ok-to-stop", "node1"),
         ("plan",),

@@ -121,7 +121,7 @@ def test_two_images_are_kept_and_the_log_is_needed_from_the_older() -> None:
     for _ in range(4):
         grow(meta)
         saved.append(meta.state.applied)
-        needed.append(images(disk).save(header(meta.state), sections_of(meta.state.image)))
+        needed.append(images(disk).save(header(meta.state), sections_of(meta.state.image)).fallback)
         assert image_indexes(disk, META) == [i for i in saved[-2:] if i]
     assert needed == saved[:-1]
 
@@ -164,7 +164,7 @@ def test_a_damaged_image_is_quarantined_once_two_others_exist() -> None:
     for number in range(4):
         grow(meta)
         indexes.append(meta.state.applied)
-        fallback = images(disk).save(header(meta.state), sections_of(meta.state.image))
+        fallback = images(disk).save(header(meta.state), sections_of(meta.state.image)).fallback
         if number == 0:
             disk.flip(layout.image_path(META, indexes[0]), 70)
         if number == 1:

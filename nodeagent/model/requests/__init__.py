@@ -131,6 +131,9 @@ from nodeagent.model.requests.node import (
     LogPin as LogPin,
 )
 from nodeagent.model.requests.node import (
+    MetaStatus as MetaStatus,
+)
+from nodeagent.model.requests.node import (
     NodeEvent as NodeEvent,
 )
 from nodeagent.model.requests.node import (

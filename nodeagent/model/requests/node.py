@@ -149,6 +149,33 @@ class GroupStatus(msgspec.Struct, frozen=True):
     """The same in structured form; earlier releases set only `log_held_by`."""
 
 
+class MetaStatus(msgspec.Struct, frozen=True):
+    """The meta group on the answering node. `role` is a `model.meta_role.MetaRole`; `first`, `last` and
+    `applied` are journal ids, that is log indexes of the meta group."""
+
+    role: str
+    since_ms: int
+    """Milliseconds since the role last changed."""
+
+    why: str
+    first: int = 0
+    """The first entry in the journal; one past `last` if it has none."""
+
+    last: int = 0
+    applied: int = 0
+    age_ms: int = -1
+    """The state holds everything acknowledged longer ago than this; -1 if no leader has confirmed it."""
+
+    image: int = 0
+    """Journal id of the newest validated image; 0 if there is none."""
+
+    fallback: int = 0
+    """Journal id of the image before it, from which on the journal is retained; 0 if there is none."""
+
+    pin: LogPin | None = None
+    """Why the journal is not purged up to `fallback`."""
+
+
 class NodeStatus(Message, frozen=True, tag="NodeStatus"):
     """The status of the answering node; `cluster` is the cluster's name, `version` the agent's release."""
 
@@ -198,6 +225,9 @@ class NodeStatus(Message, frozen=True, tag="NodeStatus"):
     oldest_level: int = FIRST
     newest_level: int = FIRST
     """The feature levels that the node's release supports."""
+
+    meta: MetaStatus | None = None
+    """None: an earlier release answered."""
 
 
 class GetEvents(Message, frozen=True, tag="GetEvents"):
