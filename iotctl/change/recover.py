@@ -106,7 +106,13 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
     return Recovery(now_ms, names, view.table_version, alive, gone, False, following)
 
 
-def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: int) -> MetaView:
+def check_lost(facts: Facts, names: Sequence[str]) -> MetaView:
+    """Check that the nodes are members and do not answer; returns the newest view.
+
+    Raises:
+        Unreachable: no agent returned a view.
+        RefusedProblem: a node is alive or unknown.
+    """
     view = facts.view
     if view is None:
         raise Unreachable("no agent returned the list of groups", next="iotctl cluster status")
@@ -116,12 +122,18 @@ def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: 
             raise RefusedProblem(f"{name} is not in the cluster", next="iotctl cluster nodes")
         if known[name].state != DEAD:
             check_silent(facts.heard, name, known[name].incarnation, otherwise=f"omit {name}")
+    return view
+
+
+def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: int) -> MetaView:
+    view = check_lost(facts, names)
     status = build_status(facts, source, now_ms=now_ms)
     if META in status.lost_groups:
         absent = absent_voters(facts, META, status.meta.voters)
         raise Unreachable(
             f"the meta group has lost its majority; {absent_text(absent)}",
-            why="recover needs the meta group; it cannot recover the meta group itself",
+            why="recover needs the meta group; if these nodes are permanently lost, recover it first: "
+            "iotctl meta recover NODES",
             next=f"start the agent of {' or '.join(absent[DOWN])}"
             if DOWN in absent
             else "iotctl cluster status",
@@ -130,46 +142,7 @@ def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: 
 
 
 def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequence[str]) -> LostGroup:
-    replicas = replicas_of(facts, record.group)
-    incarnations = {n.node: n.incarnation for n in view.nodes}
-    for node in left:
-        status = facts.statuses.get(node)
-        if status is None or status.incarnation != incarnations[node] or node not in replicas:
-            raise RefusedProblem(
-                f"{node} did not report its log of group {record.group}; nothing was changed",
-                why="the member with the newest entries must become the recovery leader",
-                next=f"start the agent of {node}, or name {node} too if it is permanently lost",
-            )
-        if replicas[node].state == "damaged":
-            raise RefusedProblem(
-                f"the replica of group {record.group} on {node} is damaged; nothing was changed",
-                why=replicas[node].error,
-                next=check_log(node),
-            )
-        if replicas[node].role == "leader":
-            raise RefusedProblem(
-                f"{node} leads group {record.group}; nothing was changed",
-                why="a group with a leader is not lost",
-                next="iotctl cluster groups",
-            )
-    head = recovery_leader_of(record.group, {n: replicas[n] for n in left}).head if left else ""
-    if head and replicas[head].state == "stopped":
-        raise RefusedProblem(
-            f"the replica of group {record.group} on {head}, which has the newest log, is stopped;"
-            " nothing was changed",
-            why=replicas[head].error,
-            next=replicas[head].hint,
-        )
-    survivors = [
-        Survivor(
-            n,
-            replicas[n].last,
-            replicas[n].last_term,
-            replicas[n].commit,
-            max(0, replicas[head].last - replicas[n].last),
-        )
-        for n in left
-    ]
+    head, survivors = log_ends(facts, view, record.group, left)
     return LostGroup(
         group=record.group,
         owner=record.owner,
@@ -180,6 +153,54 @@ def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequenc
         head=head,
         slots=[(a, b) for a, b, owner in view.owners if owner == record.owner and not record.dissolving],
     )
+
+
+def log_ends(facts: Facts, view: MetaView, group: str, left: Sequence[str]) -> tuple[str, list[Survivor]]:
+    """The recovery leader among the surviving members `left` ("" without any), and where their logs end.
+
+    Raises:
+        RefusedProblem: one of them did not report a usable log, or leads the group.
+    """
+    replicas = replicas_of(facts, group)
+    incarnations = {n.node: n.incarnation for n in view.nodes}
+    for node in left:
+        status = facts.statuses.get(node)
+        if status is None or status.incarnation != incarnations[node] or node not in replicas:
+            raise RefusedProblem(
+                f"{node} did not report its log of group {group}; nothing was changed",
+                why="the member with the newest entries must become the recovery leader",
+                next=f"start the agent of {node}, or name {node} too if it is permanently lost",
+            )
+        if replicas[node].state == "damaged":
+            raise RefusedProblem(
+                f"the replica of group {group} on {node} is damaged; nothing was changed",
+                why=replicas[node].error,
+                next=check_log(node),
+            )
+        if replicas[node].role == "leader":
+            raise RefusedProblem(
+                f"{node} leads group {group}; nothing was changed",
+                why="a group with a leader is not lost",
+                next="iotctl cluster groups",
+            )
+    head = recovery_leader_of(group, {n: replicas[n] for n in left}).head if left else ""
+    if head and replicas[head].state == "stopped":
+        raise RefusedProblem(
+            f"the replica of group {group} on {head}, which has the newest log, is stopped;"
+            " nothing was changed",
+            why=replicas[head].error,
+            next=replicas[head].hint,
+        )
+    return head, [
+        Survivor(
+            n,
+            replicas[n].last,
+            replicas[n].last_term,
+            replicas[n].commit,
+            max(0, replicas[head].last - replicas[n].last),
+        )
+        for n in left
+    ]
 
 
 def recover(

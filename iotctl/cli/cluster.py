@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli import changes, hosts, levels, lifecycle
-from iotctl.cli.options import Confirm, DryRun, Duration, Node, Nodes, Watch
+from iotctl.cli.options import AcceptDataLoss, Confirm, DryRun, Duration, Node, Nodes, Watch
 from iotctl.cli.row_options import parsed_tag, parsed_time
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import READS, WORKS, Traits, step
@@ -286,9 +286,7 @@ def _drain(session: Session, name: str, draining: bool, dry_run: bool) -> None:
 def recover(
     ctx: typer.Context,
     names: Nodes,
-    accept_data_loss: Annotated[
-        bool, typer.Option("--accept-data-loss", help="Recover; without this option, only show the loss.")
-    ] = False,
+    accept_data_loss: AcceptDataLoss = False,
     confirm: Confirm = None,
 ) -> int:
     """Force the recovery of groups that lost their majority because these nodes are permanently lost.
@@ -303,9 +301,7 @@ def recover(
     session = session_of(ctx)
     found = recovering.look(session.cluster, session.source, names, now_ms=now_ms())
     if accept_data_loss and not found.gone:
-        for part in views.recover_tables(found):
-            wide = session.options.format == "wide"
-            session.output.note(part if isinstance(part, str) else part.render(wide=wide))
+        session.output.preview(views.recover_tables(found))
         question = f"force recovery without {', '.join(found.nodes)} ({session.source.name})"
         session.confirm_name(question, name=session.source.name, given=confirm)
         found = recovering.recover(

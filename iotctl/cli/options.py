@@ -93,6 +93,9 @@ Confirm = Annotated[
     str | None,
     typer.Option("--confirm", metavar="NAME", help="The cluster's name, if the command asks for it."),
 ]
+AcceptDataLoss = Annotated[
+    bool, typer.Option("--accept-data-loss", help="Recover; without this option, only show the loss.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do; change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for completion.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 s until interrupted.")]

@@ -13,6 +13,7 @@ from iotctl.change.execute import Executed
 from iotctl.change.levels import FeatureLevel
 from iotctl.change.lock import Unlocked
 from iotctl.change.recover import Recovery
+from iotctl.change.recover_meta import MetaRecovery
 from iotctl.fleet.local import FleetNode
 from iotctl.lifecycle.certificates import Certificates
 from iotctl.lifecycle.deploy import Deployed, DeployPlan
@@ -193,6 +194,7 @@ BODIES: dict[str, Any] = {
     "local-down": LocalFleetView,
     "local-status": LocalFleetView,
     "local-up": LocalFleetView,
+    "meta-recover": MetaRecovery,
     "meta-status": MetaGroupView,
     "migrate": MigrateReport,
     "operations": Operations,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from iotctl.change.draining import Drained
     from iotctl.change.levels import FeatureLevel
     from iotctl.change.recover import Recovery
+    from iotctl.change.recover_meta import MetaRecovery
     from iotctl.observe.bundle import Bundle
     from iotctl.observe.events import Events
     from iotctl.observe.layout import RingView, SlotsView
@@ -314,6 +315,25 @@ def recover_tables(r: Recovery) -> list[Table | str]:
         parts.append(
             Table(("group", "members, all lost", "slots"), ranges, title="no member is left: rows are lost")
         )
+    return parts
+
+
+def meta_recovery_tables(r: MetaRecovery) -> list[Table | str]:
+    rows = [
+        (
+            *(s.node, "yes" if s.node in r.voters else "no", s.last_term, s.last, s.behind),
+            "yes" if s.node == r.leader else "",
+        )
+        for s in r.survivors
+    ]
+    columns = ("node", "voter", "last term", "last entry", "behind", "will lead" if not r.done else "leads")
+    head = f"permanently lost: {', '.join(r.nodes)}\nvoters so far: {', '.join(r.voters)}"
+    parts: list[Table | str] = [head, Table(columns, rows, title="recovered" if r.done else "living nodes")]
+    parts.append(f"lost: journal entries after {r.last} that only these nodes had; the amount is unknown")
+    if r.operation:
+        parts.append(f"open: {r.operation}, which continues without the lost nodes")
+    if r.lost_groups:
+        parts.append(f"data groups without a majority: {', '.join(r.lost_groups)}")
     return parts
 
 

@@ -204,13 +204,17 @@ def group_problems(
     if meta_lost:
         absent = absent_voters(facts, META, meta.voters or [*facts.statuses, *facts.errors])
         message = f"the meta group has no quorum; {absent_text(absent)}"
-        found.append(Problem("error", "quorum_lost", "", META, message, _restored_by(absent, start)))
+        helps = _restored_by(absent, start)
+        if DOWN in absent and facts.view is not None:
+            helps = f"{helps}; if permanently lost: iotctl meta recover {' '.join(absent[DOWN])}"
+        found.append(Problem("error", "quorum_lost", "", META, message, helps))
     elif meta.leader is None:
         message = "the meta group has a quorum but no leader yet"
         found.append(Problem("error", "no_leader", "", META, message, WAIT_HEALTHY))
     elif facts.view is None:
         message = "no node returned the cluster's members: the cluster is not formed yet"
         found.append(Problem("error", "not_formed", "", META, message, WAIT_HEALTHY))
+    dead = {n.node for n in facts.view.nodes if n.state == DEAD} if facts.view is not None else set()
     lost = [m for g in groups if not g.quorum for m in g.members if m in down]
     recover = f"iotctl cluster recover {' '.join(dict.fromkeys(lost))}"
     for group in groups:
@@ -219,7 +223,8 @@ def group_problems(
             message = f"group {group.group} ({', '.join(group.members)}) has no quorum; {absent_text(absent)}"
             helps = _restored_by(absent, start)
             if lost and helps == start and not meta_lost:
-                helps = f"{start}; if permanently lost: {recover}"
+                is_declared = dead.issuperset(absent[DOWN])  # they are refused if they start
+                helps = recover if is_declared else f"{start}; if permanently lost: {recover}"
             found.append(Problem("error", "quorum_lost", "", group.group, message, helps))
         elif group.leader is None:
             message = f"group {group.group} has a quorum but no leader yet"

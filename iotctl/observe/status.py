@@ -74,7 +74,7 @@ def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> Cluster
         nodes=nodes,
         groups=groups,
         lost_groups=lost,
-        start_nodes=down if lost else [],
+        start_nodes=[n.id for n in nodes if n.id in down and n.state != DEAD] if lost else [],
         operations=operations,
         problems=problems,
         healthy=not any(p.severity == "error" for p in problems),

@@ -68,6 +68,12 @@ class Output:
             self.err.write(_lines(text))
             self.err.flush()
 
+    def preview(self, parts: Sequence[Table | str]) -> None:
+        """Print, as hints, what a question is about."""
+        wide = self.format == "wide"
+        for part in parts:
+            self.note(part if isinstance(part, str) else part.render(wide=wide))
+
     def detail(self, text: str) -> None:
         """Print a hint, only with `--verbose`."""
         if self.verbose:

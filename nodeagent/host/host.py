@@ -24,6 +24,7 @@ from nodeagent.host.handlers.data import DataRequests
 from nodeagent.host.handlers.dispatch import Handlers
 from nodeagent.host.handlers.leading import MetaLeader
 from nodeagent.host.handlers.meta import MetaRequests
+from nodeagent.host.handlers.meta_recovery import MetaRecovery
 from nodeagent.host.handlers.node import NodeRequests
 from nodeagent.host.leadership import Leadership
 from nodeagent.host.lifecycle import Lifecycle
@@ -93,7 +94,7 @@ class Host:
             effects,
             self.admission,
             self.own_membership,
-            MetaRequests(context, self.replicas, self.admission, leader),
+            MetaRequests(context, self.replicas, self.admission, leader, MetaRecovery(context, self.peers)),
             DataRequests(context, self.replicas, Repairs(effects, areas), self.seal_waits),
             NodeRequests(context, cluster, self.admission, self.operations),
         )

@@ -87,6 +87,15 @@ class ForceRecover(_Command, frozen=True, tag="GiveUp"):
     by: str
 
 
+class RecoverMeta(_Command, frozen=True, tag="RecoverMeta"):
+    """The meta group lost its majority with `nodes`, permanently, and continues with the journal of `leader`
+    (since `Feature.META_RECOVERY`)."""
+
+    nodes: tuple[NodeId, ...]
+    leader: NodeId
+    by: str
+
+
 class TakeLock(_Command, frozen=True, tag="TakeLock"):
     """Take the cluster lock for `owner`, or renew it; see `runs.Lock`."""
 
@@ -288,6 +297,7 @@ Command = (
     | PutSchema
     | SetDraining
     | RaiseLevel
+    | RecoverMeta
     | ForceRecover
     | TakeLock
     | DropLock

@@ -187,6 +187,14 @@ class Operations:
         op.fenced.append(node)
         self._nodes.retire(node)
 
+    def lose(self, node: NodeId) -> None:
+        """Retire a node that is permanently lost, whether or not the groups retain a quorum. If the open
+        change is cancelled, the node stays retired: the meta group has decided without it."""
+        op = self.open()
+        if op is not None and node not in op.dead:
+            op.dead.append(node)
+        self._nodes.retire(node)
+
     def _amend(self, op: Operation, node: NodeId) -> ErrorReply | None:
         """Declare `node` dead during `op`: nothing is required of it any more, if every group retains a
         quorum without it."""

@@ -100,6 +100,20 @@ class ForceRecovery:
         )
         return Accepted(index)
 
+    def of_meta(self, index: int, m: c.RecoverMeta) -> Reply:
+        """Retire the nodes with which the meta group lost its majority. This is not refused: the group
+        continues without them already. An open change requires nothing of them any more."""
+        for node in m.nodes:
+            if node in self._nodes.living:
+                self._operations.lose(node)
+        self._audit.note(
+            m.now,
+            m.by,
+            f"meta recover, data loss accepted: {', '.join(m.nodes)} permanently lost; "
+            f"the journal of {m.leader} continues at entry {index}",
+        )
+        return Accepted(index)
+
     def complete(self, index: int, e: c.RecoveryCompleted) -> Reply:
         record = self._groups.complete_recovery(e.group, e.operation)
         if record is not None:

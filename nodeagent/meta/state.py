@@ -87,6 +87,8 @@ class MetaState:
                 return self.level.raise_to(index, command)
             case commands.ForceRecover():
                 return self.recovery.begin(index, command)
+            case commands.RecoverMeta():
+                return self.recovery.of_meta(index, command)
             case commands.TakeLock():
                 return self.runs.take(index, command)
             case commands.DropLock():

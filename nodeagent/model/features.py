@@ -25,6 +25,9 @@ class Feature(IntEnum):
     IMAGES = 2
     """The meta state is saved and sent as an image (`model.image_format`)."""
 
+    META_RECOVERY = 2
+    """An entry retires the nodes with which the meta group lost its majority."""
+
     REASONS = 2
     """A drain says whether a rolling restart asked for it; the error of an operation names its group."""
 

@@ -219,7 +219,7 @@ class Roles(State):
             raise NotLeader(f"{self.node} does not lead and knows no leader", next_step="retry shortly")
         raise NotLeader(f"{self.node} does not lead", next_step=f"ask {self.leader}", leader=self.leader)
 
-    def force(self, config: Config, term: int, now: int) -> None:
+    def force(self, config: Config, term: int, now: int, *, observer: bool = False) -> None:
         """Lead without votes, with `config`'s voters as members: for a majority that is permanently lost.
 
         Entries that only the lost members held are lost, even committed entries; entries beyond this log's
@@ -234,7 +234,9 @@ class Roles(State):
         the log shows that the call took effect. Followers accept the term and the log by the ordinary rules.
 
         Args:
-            config: voters, this node among them; no learners.
+            config: voters, this node among them; learners follow as usual.
+            observer: this node may be a learner in its own log. Its log still holds every entry that a
+                surviving member knows to be committed, if it has the last entry of all surviving members.
 
         Raises:
             Refused: this node leads or hears a leader, so no recovery is needed; or it is not a voter in
@@ -244,7 +246,8 @@ class Roles(State):
         if self.hears_leader():
             what = f"{self.node} hears leader {self.leader}"
             raise Refused(what, next_step="use the group as it is: it needs no recovery")
-        if self.node not in config.voters or self.node not in self.log.config.voters:
+        allowed = self.log.config.members if observer else self.log.config.voters
+        if self.node not in config.voters or self.node not in allowed:
             raise Refused(f"{self.node} is not a voter of this group", next_step="choose a surviving voter")
         self._become_follower(max(term, self.term + 1), None)
         self.vote = self.node

@@ -8,6 +8,7 @@ import msgspec
 from nodeagent.data.commands import DeleteRange, WriteRows, decode
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.ids import META
 from nodeagent.model.operation import Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import from_slots
@@ -178,6 +179,35 @@ class OperatedCluster(SimulatedCluster):
         gone = self.history.lose(sorted(lost))
         self.request(q.ForceRecover(nodes, tuple(heirs), meta.placement.version, "sim"), q.Accepted)
         return gone
+
+    def recover_meta(self, *nodes: str) -> int:
+        """Force the recovery of the meta group, which lost its majority with the dead `nodes`, from the
+        living node with the newest journal.
+
+        Returns:
+            the number of journal entries that only the dead nodes had applied.
+        """
+        replicas = {n.node: n.host.cluster.meta_replica for n in self.sim.nodes.values() if n.alive}
+        statuses = {
+            n: next(g for g in self.sim.nodes[n].host.status.of_node(0, 0).groups if g.group == META)
+            for n, replica in replicas.items()
+            if replica is not None
+        }
+        head = recovery_leader_of(META, statuses)
+        newest = replicas[head.head]
+        assert newest is not None
+        gone = self.safety.forget(META, newest.raft.log, list(nodes))
+        status = statuses[head.head]
+        request = q.RecoverMeta(nodes, head.term, status.last, status.last_term, "sim")
+        got: list[Reply] = []
+
+        def on_reply(reply: Reply) -> None:
+            assert isinstance(reply, q.Accepted), reply
+            got.append(reply)
+
+        self.sim.call(CLIENT, head.head, request, on_reply)
+        assert self.sim.run(lambda: bool(got), LIMIT_MS), "liveness: the meta group is not recovered"
+        return len(gone)
 
     def _lost(self, group: str, head: SimNode, dead: list[str]) -> set[tuple[str, int, int]]:
         """Writes of `group` that some of `dead` applied and that `head` does not have."""

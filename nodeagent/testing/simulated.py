@@ -32,13 +32,13 @@ class SimulatedCluster:
         groups: int = 6,
         spares: int = 2,
         replicas: int = 3,
+        meta_voters: int = 0,
         habits: WriteProfile = PLAIN_HABITS,
     ) -> None:
         self.sim: Sim[SimNode] = Sim(seed)
         self.seed = seed
-        settings = ClusterSettings(
-            name="sim", replicas=replicas, slots=slots, shards=1, meta_voters=max(5, 2 * replicas - 3)
-        )
+        voters = meta_voters or max(5, 2 * replicas - 3)
+        settings = ClusterSettings(name="sim", replicas=replicas, slots=slots, shards=1, meta_voters=voters)
         names = [f"node{i}" for i in range(1, nodes + spares + 1)]
         self.newcomers = names[nodes:]
         for config in configs(names, settings, nodes):

@@ -1,11 +1,27 @@
-"""`iotctl meta`."""
+"""`iotctl meta`: what it shows, refuses and requests."""
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from nodeagent.model.requests import LogPin, MetaStatus
+from iotctl.errors import Exit
+from nodeagent.model.errors import Refused
+from nodeagent.model.ids import META
+from nodeagent.model.requests import (
+    Accepted,
+    GroupStatus,
+    LogPin,
+    MetaStatus,
+    NodeStatus,
+    RecoverMeta,
+    Reply,
+    Request,
+)
+from nodeagent.partition.recovery import TERMS_BEYOND
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 
 METAS = {
@@ -47,3 +63,101 @@ def test_without_a_majority_of_the_voters_the_exit_code_says_so(spec: Path) -> N
     down = {"node1", "node2", "node3", "node4"}
     shown = iotctl(spec, "meta", "status", cluster=FakeCluster(metas=METAS, down=down))
     assert shown.code == 4 and "QUORUM LOST" in shown.out
+
+
+@dataclass(slots=True)
+class Headless(FakeCluster):
+    """node1, node2 and node3 of five voters are down. node5 has the longest journal, node4 a later term."""
+
+    down: set[str] = field(default_factory=lambda: {"node1", "node2", "node3"})
+    ends: dict[str, tuple[int, int]] = field(default_factory=lambda: {"node4": (4, 80), "node5": (3, 95)})
+    asked: list[tuple[str, RecoverMeta]] = field(default_factory=list)
+    leads: bool = True
+    refusal: str = ""
+    state: dict[str, str] = field(default_factory=dict)
+
+    def status(self, node: str) -> NodeStatus:
+        found = FakeCluster.status(self, node)
+        groups = tuple(self._meta(node, g) if g.group == META else g for g in found.groups)
+        return msgspec.structs.replace(found, groups=groups)
+
+    def _meta(self, node: str, group: GroupStatus) -> GroupStatus:
+        last_term, last = self.ends.get(node, (3, 70))
+        leads = self.leads and any(n == node for n, _ in self.asked)
+        role = "leader" if leads else "follower"
+        state = self.state.get(node, "running")
+        return msgspec.structs.replace(
+            group, role=role, term=9, last=last, last_term=last_term, commit=60, state=state
+        )
+
+    def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
+        if not isinstance(request, RecoverMeta):
+            return FakeCluster.call(self, node, request, timeout_s)
+        if self.refusal:
+            raise Refused(self.refusal)
+        self.asked.append((node, request))
+        return Accepted(96)
+
+
+LOST = ("node1", "node2", "node3")
+CONFIRMED = ("--accept-data-loss", "--confirm", "plant")
+
+
+def recover(spec: Path, cluster: FakeCluster, *words: str) -> Any:
+    return iotctl(spec, "meta", "recover", *words, cluster=cluster)
+
+
+def test_the_preview_names_the_newest_journal_and_what_is_lost(spec: Path) -> None:
+    """The term counts first, as in an election."""
+    cluster = Headless()
+    shown = recover(spec, cluster, *LOST, "-o", "json")
+    assert shown.code == Exit.REFUSED and not cluster.asked
+    found = json.loads(shown.out)
+    assert (found["leader"], found["last_term"], found["last"]) == ("node4", 4, 80)
+    assert found["term"] == 9 + TERMS_BEYOND and not found["done"]
+    assert {s["node"] for s in found["survivors"]} == {"node4", "node5"}
+    assert found["next"] == "iotctl meta recover node1 node2 node3 --accept-data-loss --confirm plant"
+    table = recover(spec, cluster, *LOST)
+    assert "lost: journal entries after 80" in table.out and max(map(len, table.out.splitlines())) <= 80
+
+
+def test_the_node_with_the_newest_journal_is_asked_to_lead(spec: Path) -> None:
+    cluster = Headless()
+    done = recover(spec, cluster, *LOST, *CONFIRMED, "-o", "json")
+    assert done.code == Exit.DONE, done.err
+    assert cluster.asked == [("node4", RecoverMeta(LOST, 9 + TERMS_BEYOND, 80, 4, "tester"))]
+    found = json.loads(done.out)
+    assert found["done"] and found["next"].startswith("iotctl cluster recover node1 node2 node3")
+
+
+def test_a_recovery_without_a_leader_in_time_is_partly_done(spec: Path) -> None:
+    cluster = Headless(leads=False)
+    done = recover(spec, cluster, *LOST, *CONFIRMED, "--timeout", "1s")
+    assert done.code == Exit.PARTLY and "recorded on node4" in done.err and len(cluster.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words", "text"),
+    [
+        (Headless(), ("node1", "node2"), "name node3 too if it is permanently lost"),
+        (Headless(), ("node1", "node2", "node3", "node9"), "node9 is not in the cluster"),
+        (Headless(), (*LOST, "node4"), "node4 is not dead: it answers"),
+        (Headless(silent_ms=3_000), LOST, "is not dead"),
+        (Headless(down={"node1"}), ("node1",), "a majority without node1"),
+        (Headless(state={"node5": "damaged"}), LOST, "on node5 is damaged"),
+        (Headless(state={"node4": "stopped"}), LOST, "on node4, which has the newest log, is stopped"),
+        (Headless(down={f"node{i}" for i in range(1, 6)}), LOST, "no agent returned"),
+    ],
+)
+def test_a_recovery_is_refused_if_a_living_node_could_know_more(
+    spec: Path, cluster: Headless, words: tuple[str, ...], text: str
+) -> None:
+    for flags in ((), CONFIRMED):
+        done = recover(spec, cluster, *words, *flags)
+        assert done.code in (Exit.REFUSED, Exit.UNREACHABLE) and text in done.err, done.err
+    assert not cluster.asked
+
+
+def test_a_refusal_of_the_node_is_shown(spec: Path) -> None:
+    done = recover(spec, Headless(refusal="the journal of node4 now ends at entry 81"), *LOST, *CONFIRMED)
+    assert done.code == Exit.REFUSED and "ends at entry 81" in done.err

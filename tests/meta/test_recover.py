@@ -134,6 +134,30 @@ def test_a_recovery_is_refused_during_a_change_and_after_it(meta: Meta) -> None:
     refused(force_recover(meta, version=looked + 7), "table version")
 
 
+def test_a_recovery_of_the_meta_group_retires_the_lost_nodes(meta: Meta) -> None:
+    """It is not refused: the group continues without them already. A repeat retires nobody twice."""
+    for nodes in (("b", "d"), ("b", "d", "unknown")):
+        assert isinstance(meta.do(c.RecoverMeta(5, nodes, "a", "me")), Accepted)
+        assert meta.state.nodes.dead == {"b", "d"} and meta.state.image.retired == ["i-b", "i-d"]
+    assert not meta.state.groups.in_recovery(), "data groups are recovered by a request of their own"
+    who, what = meta.state.image.audit[-2][1:]
+    assert who == "me" and "b, d permanently lost" in what and "journal of a continues" in what
+
+
+@pytest.mark.parametrize("lost", ["b", "g"])
+def test_an_open_change_requires_nothing_of_nodes_that_the_meta_group_lost(meta: Meta, lost: str) -> None:
+    """They stay retired if the change is cancelled: the meta group has decided without them. `g` joins."""
+    meta.begin("add-node", "g")
+    meta.do(c.RecoverMeta(5, (lost,), "a", "me"))
+    assert meta.op.dead == [lost] and not meta.op.fenced
+    assert all(lost not in meta.op.required(move.target) for move in meta.op.moves)
+    control(meta, "cancel", "")
+    for one in reports_of(meta.op, meta.op.stage):
+        meta.do(one)
+    assert meta.op.ended and meta.state.image.retired == [f"i-{lost}"]
+    assert (meta.state.nodes.dead == {"b"}) if lost == "b" else ("g" not in meta.state.nodes)
+
+
 def test_a_second_recovery_replaces_one_whose_leader_died() -> None:
     """With R = 7, the two living members are a majority of three, but those three never elected a leader."""
     names = "abcdefgh"

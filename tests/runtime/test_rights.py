@@ -22,9 +22,10 @@ def of(role: str) -> set[str]:
 
 def test_rights() -> None:
     assert of("reader") == READS
-    assert set(KINDS) - of("admin") == {"Forward", "CheckStatus", "GetSealedSessions"}
+    assert set(KINDS) - of("admin") == {"Forward", "CheckStatus", "GetSealedSessions", "OfferState"}
     assert set(KINDS) - of("node") == {
-        *("RepairFile", "ForceRecover", "RaiseLevel", "TakeLock", "DropLock", "RecordRun", "DropTable")
+        *("RepairFile", "ForceRecover", "RaiseLevel", "TakeLock", "DropLock", "RecordRun", "DropTable"),
+        "RecoverMeta",
     }
     assert of("guest") == {"CheckStatus"}
     assert of("nobody") == set()
@@ -53,6 +54,6 @@ def test_requests_of_readers_change_nothing() -> None:
 def test_requests_that_must_not_be_repeated() -> None:
     """A write is recognised by its session; these requests have none, or start an operation."""
     never = {name for name, traits in KINDS.items() if traits.repeat is Repeat.NEVER}
-    assert never == {"BeginChange", "Write", "DeleteRows", "Propose"}
+    assert never == {"BeginChange", "Write", "DeleteRows", "Propose", "RecoverMeta"}
     careful = {name for name, traits in KINDS.items() if traits.repeat is Repeat.UNLESS_FAILED}
     assert careful == {"PutSchema", "DropTable", "Drain", "RaiseLevel", "ControlOperation", "Forward"}

@@ -138,7 +138,9 @@ class Changes:
         return self.check_silent(leaves) if request.options.dead else None
 
     def check_silent(self, node: NodeId) -> ErrorReply | None:
-        """Why `node` cannot be declared dead, None if it can."""
+        """Why `node` cannot be declared dead, None if it can or has been."""
+        if node in self._cluster.meta.nodes.dead:
+            return None  # it is retired: no node hears it
         timeout_ms = self._timeout_ms
         silent_ms = self._effects.now - self._peers.heard.get(node, -(1 << 62))
         limit_ms = SILENT_TIMEOUTS * timeout_ms

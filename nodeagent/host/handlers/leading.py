@@ -188,6 +188,7 @@ def report_at(now: int, command: bytes) -> bytes | None:
     people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.ForceRecover | meta.Begin
     people |= (
         meta.RaiseLevel
+        | meta.RecoverMeta
         | meta.DropTable
         | meta.TakeLock
         | meta.DropLock

@@ -6,6 +6,7 @@ from nodeagent.host.admission import Admission
 from nodeagent.host.context import Context
 from nodeagent.host.freshness import confirmed_text
 from nodeagent.host.handlers.leading import Leading, MetaLeader
+from nodeagent.host.handlers.meta_recovery import MetaRecovery
 from nodeagent.host.handlers.probes import answer_probe
 from nodeagent.host.handlers.refusals import blind, job_error, stopped
 from nodeagent.host.handlers.views import meta_view, operation_view, runs_view
@@ -15,12 +16,17 @@ from nodeagent.model import requests as q
 from nodeagent.model.ids import META, NodeId
 from nodeagent.model.jobs import Failed, JobResult
 
-Meta = q.GetMeta | q.GetRuns | q.GetOperation | q.OfferState | Leading
+Meta = q.GetMeta | q.GetRuns | q.GetOperation | q.OfferState | q.RecoverMeta | Leading
 
 
 class MetaRequests:
     def __init__(
-        self, context: Context, replicas: Replicas, admission: Admission, leader: MetaLeader
+        self,
+        context: Context,
+        replicas: Replicas,
+        admission: Admission,
+        leader: MetaLeader,
+        recovery: MetaRecovery,
     ) -> None:
         self._node = context.node
         self._bound_ms = context.config.meta_staleness_max_ms
@@ -29,6 +35,7 @@ class MetaRequests:
         self._cluster = replicas.cluster
         self._admission = admission
         self._leader = leader
+        self._recovery = recovery
 
     def answer(self, token: int, request: Meta) -> None:
         replica = self._cluster.meta_replica
@@ -57,6 +64,8 @@ class MetaRequests:
                 return self._read(token, replica, "GetOperation", lambda: operation_view(replica.state, name))
             case q.OfferState(node=node):
                 return self._offer(token, replica, node)
+            case q.RecoverMeta():
+                return self._recovery.answer(token, replica, request)
             case _:
                 return self._change(token, replica, request)
 

@@ -92,6 +92,9 @@ from nodeagent.model.requests.meta import (
     RaiseLevel as RaiseLevel,
 )
 from nodeagent.model.requests.meta import (
+    RecoverMeta as RecoverMeta,
+)
+from nodeagent.model.requests.meta import (
     Recovery as Recovery,
 )
 from nodeagent.model.requests.meta import (
@@ -233,6 +236,7 @@ Request = (
     | SetFailpoints
     | Drain
     | RaiseLevel
+    | RecoverMeta
     | ForceRecover
     | TakeLock
     | DropLock

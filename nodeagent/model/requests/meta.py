@@ -205,6 +205,23 @@ class ForceRecover(Message, frozen=True, tag="GiveUp"):
     by: Text
 
 
+class RecoverMeta(Message, frozen=True, tag="RecoverMeta"):
+    """Force recovery of the meta group: it lost its majority with `nodes`, permanently. The node that gets
+    the request leads it from `term` on (`Raft.force`), with its own journal; entries that only lost nodes
+    have are lost. `Accepted` once recorded.
+
+    `last`, `last_term`: the end of the node's journal that the caller read; refused if it has changed.
+    """
+
+    traits: ClassVar = Traits(ADMINS, Repeat.NEVER)
+
+    nodes: Nodes
+    term: Count
+    last: Count
+    last_term: Count
+    by: Text
+
+
 class Forward(Message, frozen=True, tag="Forward"):
     """A node sends the meta leader an encoded meta command: a progress report of its groups."""
 
