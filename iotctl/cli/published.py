@@ -21,6 +21,7 @@ from iotctl.lifecycle.destroy import Destroyed, DestroyTarget
 from iotctl.lifecycle.hosts import Enrolment, HostsChecked
 from iotctl.lifecycle.initialise import Initialised
 from iotctl.lifecycle.rolling import RestartPlan, RestartReport
+from iotctl.observe.audit import AuditLog, Checked, Exported
 from iotctl.observe.bundle import Bundle
 from iotctl.observe.events import Events
 from iotctl.observe.layout import RingView, SlotsView
@@ -157,6 +158,9 @@ class PlaybookValid(msgspec.Struct):
 
 
 BODIES: dict[str, Any] = {
+    "audit-checked": Checked,
+    "audit-exported": Exported,
+    "audit-log": AuditLog,
     "certificates": Certificates,
     "change": Executed,
     "cluster-agents": ClusterAgents,

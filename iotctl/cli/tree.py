@@ -47,6 +47,7 @@ GROUPS = (
     Branch("plan", "plan", "Show what a change would do, without making it."),
     Branch("ops", "ops", "List, watch and control operations."),
     Branch("data", "data", "Write, read, import, export and delete rows."),
+    Branch("audit", "audit", "Export and check the cluster's audit log."),
     Branch("cert", "cert", "Manage certificates of nodes and operators."),
     Branch("playbook", "playbook", "Run commands from a YAML file."),
     Branch("support", "support", "Collect support diagnostics."),

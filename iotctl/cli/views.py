@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from iotctl.change.levels import FeatureLevel
     from iotctl.change.recover import Recovery
     from iotctl.change.recover_meta import MetaRecovery
+    from iotctl.observe.audit import AuditLog
     from iotctl.observe.bundle import Bundle
     from iotctl.observe.events import Events
     from iotctl.observe.layout import RingView, SlotsView
@@ -74,6 +75,11 @@ def node_table(s: ClusterStatus) -> Table:
         *("certificate until", "version", "error"),
     )
     return Table(headers, rows, title="nodes", wide=3)
+
+
+def audit_table(log: AuditLog) -> Table:
+    rows = [(r.number, time_text(r.time_ms), r.by or "-", r.what, r.digest) for r in log.lines]
+    return Table(("line", "time", "by", "what", "digest"), rows, wide=1)
 
 
 def meta_tables(m: MetaGroupView) -> list[Table | str]:

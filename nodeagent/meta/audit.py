@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from nodeagent.model.audit_chain import AuditLine, digests
+from nodeagent.model.features import Feature
 from nodeagent.model.operation import cut_text
 
 AUDIT_KEPT = 4096
@@ -13,9 +15,12 @@ AUDIT_CHARS = 500
 
 
 class Kept(Protocol):
-    """The fields of the image that this module changes."""
+    """The fields of the image that this module changes; it reads the level."""
 
-    audit: list[tuple[int, str, str]]
+    audit: list[AuditLine]
+    audit_first: int
+    audit_base: str
+    level: int
 
 
 class Audit:
@@ -24,4 +29,10 @@ class Audit:
 
     def note(self, now: int, who: str, what: str) -> None:
         line = (now, cut_text(who, WHO_CHARS), cut_text(what, AUDIT_CHARS))
-        self._kept.audit = [*self._kept.audit, line][-AUDIT_KEPT:]
+        kept = self._kept
+        lines = [*kept.audit, line]
+        cut, kept.audit = lines[:-AUDIT_KEPT], lines[-AUDIT_KEPT:]
+        if kept.level >= Feature.AUDIT_CHAIN:
+            kept.audit_first += len(cut)
+            for digest in digests(kept.audit_base, cut):
+                kept.audit_base = digest

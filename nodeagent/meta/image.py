@@ -1,13 +1,14 @@
 """The whole meta state, as it is saved and sent.
 
 Names, types and defaults of the fields are the stored format: they never change (`tests/compat`). Each field
-is changed by exactly one class: the part whose `Kept` protocol declares it (`Operations` only reads `level`),
-else `MetaState`. Any code may read.
+is changed by exactly one class: the part whose `Kept` protocol declares it (`Operations` and `Audit` only
+read `level`), else `MetaState`. Any code may read.
 """
 
 import msgspec
 
 from nodeagent.model import features
+from nodeagent.model.audit_chain import AuditLine
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Operation
@@ -38,8 +39,14 @@ class Image(msgspec.Struct):
     operations: list[Operation] = []
     """Oldest first; at most one, the last, has not ended."""
 
-    audit: list[tuple[int, str, str]] = []
+    audit: list[AuditLine] = []
     """(wall clock in ms, who, what), oldest first."""
+
+    audit_first: int = 0
+    """Number of the first line in `audit` (since `Feature.AUDIT_CHAIN`): how many lines were before it."""
+
+    audit_base: str = ""
+    """Digest of the lines before it (`model.audit_chain`)."""
 
     lock: Lock | None = None
     runs: list[Run] = []

@@ -30,6 +30,8 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     level: int
     unnamed_writer: str
     lock: Lock | None
+    audit_first: int
+    audit_base: str
 
 
 class TableRecord(msgspec.Struct, frozen=True):
@@ -59,7 +61,15 @@ KINDS: dict[str, Any] = {
 def sections_of(image: Image) -> tuple[Section, ...]:
     """A copy of the state that later entries do not change. Records are shared where they are immutable; the
     open operation and the open runs are copied."""
-    cluster = ClusterRecord(image.cluster_id, image.settings, image.level, image.unnamed_writer, image.lock)
+    cluster = ClusterRecord(
+        image.cluster_id,
+        image.settings,
+        image.level,
+        image.unnamed_writer,
+        image.lock,
+        image.audit_first,
+        image.audit_base,
+    )
     tables = ((image.table, False), (image.next_table, True))
     found: dict[str, Sequence[Any]] = {
         CLUSTER: (cluster,),
@@ -113,6 +123,8 @@ def image_of(content: ImageBytes, levels: Levels) -> Image:
         schemas=found["schemas"],
         operations=found["operations"],
         audit=found["audit"],
+        audit_first=cluster.audit_first,
+        audit_base=cluster.audit_base,
         lock=cluster.lock,
         runs=found["runs"],
         level=cluster.level,

@@ -19,6 +19,9 @@ FIRST = 1
 class Feature(IntEnum):
     """Each addition, with the level that added it."""
 
+    AUDIT_CHAIN = 2
+    """The meta state has the number of its first audit line, and a digest of the lines before it."""
+
     FILE_WRITER = 2
     """Entries that make TsFiles name the TsFile library that their bytes depend on."""
 

@@ -262,6 +262,9 @@ class Storage:
         stay too: the caller drops them, and retries if the disk refuses.
         """
         self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])
+        self._save_received(group, snapshot, payload)
+
+    def _save_received(self, group: GroupId, snapshot: str, payload: bytes) -> None:
         if is_image(payload):
             with self._saving:
                 self._images.install(ImageBytes(payload, f"snapshot {snapshot}"))

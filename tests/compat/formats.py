@@ -9,6 +9,7 @@ from typing import Any, get_args
 import msgspec
 
 from iotctl.fleet.process import PidFile
+from iotctl.observe.audit import AuditRow
 from iotctl.observe.layout import SlotsView
 from iotctl.plan.model import Plan
 from iotctl.playbook import model as playbook
@@ -65,6 +66,7 @@ FORMATS: Mapping[str, Any] = {
     "directory.node": NodeFile,
     "directory.log": LogFile,
     "directory.seen": _Seen,
+    "iotctl.audit": AuditRow,
     "iotctl.plan": Plan,
     "iotctl.journal": playbook.Entry,
     "iotctl.status": SlotsView,

@@ -60,6 +60,7 @@ from nodeagent.model.requests import (
     ErrorReply,
     ExportFiles,
     Forward,
+    GetAudit,
     GetManifest,
     GetMeta,
     GetOperation,
@@ -951,6 +952,7 @@ def test_mid_is_refused_by_a_replica_that_no_leader_confirms() -> None:
         (ScanRows("a.1", "g", SPEC, "weak"), "handlers.scans._plan"),
         (GetMeta(strong=True), "handlers.meta.meta_view"),
         (GetRuns(), "handlers.meta.runs_view"),
+        (GetAudit(), "handlers.meta.audit_view"),
         (GetOperation("op-1"), "handlers.meta.operation_view"),
     ],
 )

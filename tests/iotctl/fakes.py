@@ -26,6 +26,7 @@ from nodeagent.model.ids import META, PartitionKey
 from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges, SlotMove, Stage, StageSpan
 from nodeagent.model.requests import (
     Accepted,
+    AuditReply,
     BeginChange,
     CloseAll,
     ControlOperation,
@@ -34,6 +35,7 @@ from nodeagent.model.requests import (
     DropTable,
     ErrorReply,
     EventsReply,
+    GetAudit,
     GetEvents,
     GetMeta,
     GetRuns,
@@ -96,6 +98,8 @@ class FakeCluster:
     """How long no node has heard the nodes that are down."""
 
     audit: list[tuple[int, str, str]] = field(default_factory=list)
+    audit_first: int = 0
+    audit_base: str = ""
     notes: dict[str, list[NodeEvent]] = field(default_factory=dict)
     applied: dict[str, int] = field(default_factory=dict)
     metas: dict[str, MetaStatus] = field(default_factory=dict)
@@ -304,6 +308,8 @@ class FakeCluster:
                 t for t in self.tables if (t.storage_group, t.table) != (request.storage_group, request.table)
             ]
             return Accepted(51)
+        if isinstance(request, GetAudit):
+            return AuditReply(self.audit_first, self.audit_base, tuple(self.audit))
         if isinstance(request, TakeLock | DropLock | RecordRun | GetRuns):
             return self._of_operators(request)
         if isinstance(request, RaiseLevel):

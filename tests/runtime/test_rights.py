@@ -12,6 +12,7 @@ from nodeagent.runtime.rights import check_right
 KINDS = {kind.__name__: kind.traits for kind in get_args(Request)}
 READS = {
     *("GetStatus", "GetEvents", "GetMeta", "GetRuns", "GetOperation", "GetWriteRates", "ProbeGroup"),
+    "GetAudit",
     *("ScanRows", "ListPartitions", "GetManifest", "CheckFiles"),
 }
 

@@ -110,6 +110,7 @@ class Fuzz:
             *(first, first, first, delete, delete, delete),
             q.CheckStatus("node1", "i", "h", 1, 2, settings, (), False),
             *(q.GetMeta(), q.GetMeta(True), q.GetRuns("r"), q.PutSchema(schema, 5), q.PutSchema(schema)),
+            q.GetAudit(),
             q.BeginChange("add-node", newcomer, "x", Options(), None, "h", 1, 2, "i"),
             q.BeginChange("rebalance", "", "x", gains=(("node1", ((0, 2),)),)),
             *(

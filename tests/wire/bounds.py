@@ -47,6 +47,7 @@ LIMITS: dict[str, int] = {
     "NodeStatus.unremoved": UNREMOVED_MAX,
     "EventsReply.events": limits.EVENTS_REPLY_MAX,
     "EventsReply.audit": AUDIT_KEPT,
+    "AuditReply.lines": AUDIT_KEPT,
     "MetaView.nodes": NODES,
     "MetaView.ring": NODES,
     "MetaView.owners": SLOTS,
@@ -142,7 +143,8 @@ LIMITS: dict[str, int] = {
 """Elements of a collection, bytes of a blob."""
 
 CHARS: dict[str, int] = {
-    "EventsReply.audit": AUDIT_CHARS,
+    "EventsReply.audit[]": AUDIT_CHARS,
+    "AuditReply.lines[]": AUDIT_CHARS,
     "NodeEvent.message": AUDIT_CHARS,
     "StageSpan.reports[]": NODES * NAME_CHARS,
     "Operation.last_error": TEXT,

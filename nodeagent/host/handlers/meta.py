@@ -9,14 +9,14 @@ from nodeagent.host.handlers.leading import Leading, MetaLeader
 from nodeagent.host.handlers.meta_recovery import MetaRecovery
 from nodeagent.host.handlers.probes import answer_probe
 from nodeagent.host.handlers.refusals import blind, job_error, stopped
-from nodeagent.host.handlers.views import meta_view, operation_view, runs_view
+from nodeagent.host.handlers.views import audit_view, meta_view, operation_view, runs_view
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.replicas import Replicas
 from nodeagent.model import requests as q
 from nodeagent.model.ids import META, NodeId
 from nodeagent.model.jobs import Failed, JobResult
 
-Meta = q.GetMeta | q.GetRuns | q.GetOperation | q.OfferState | q.RecoverMeta | Leading
+Meta = q.GetMeta | q.GetAudit | q.GetRuns | q.GetOperation | q.OfferState | q.RecoverMeta | Leading
 
 
 class MetaRequests:
@@ -58,6 +58,8 @@ class MetaRequests:
                 return self._effects.reply(token, self._aged_view(replica))
             case q.GetMeta():
                 return self._read_bounded(token, replica)
+            case q.GetAudit():
+                return self._read(token, replica, "GetAudit", lambda: audit_view(replica.state))
             case q.GetRuns(run=run):
                 return self._read(token, replica, "GetRuns", lambda: runs_view(replica.state, run))
             case q.GetOperation(operation=name):

@@ -24,6 +24,11 @@ def runs_view(state: MetaState, run: str) -> q.RunsReply:
     return q.RunsReply(image.lock, tuple(r if r.id == run else replace(r, entries=[]) for r in image.runs))
 
 
+def audit_view(state: MetaState) -> q.AuditReply:
+    image = state.image
+    return q.AuditReply(image.audit_first, image.audit_base, tuple(image.audit))
+
+
 def operation_view(state: MetaState, operation: str) -> q.Reply:
     found = state.operations.find(operation)
     if found is None:

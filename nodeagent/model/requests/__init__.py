@@ -149,6 +149,9 @@ from nodeagent.model.requests.node import (
     StatusChecked as StatusChecked,
 )
 from nodeagent.model.requests.operations import (
+    AuditReply as AuditReply,
+)
+from nodeagent.model.requests.operations import (
     BeginChange as BeginChange,
 )
 from nodeagent.model.requests.operations import (
@@ -156,6 +159,9 @@ from nodeagent.model.requests.operations import (
 )
 from nodeagent.model.requests.operations import (
     DropLock as DropLock,
+)
+from nodeagent.model.requests.operations import (
+    GetAudit as GetAudit,
 )
 from nodeagent.model.requests.operations import (
     GetOperation as GetOperation,
@@ -241,6 +247,7 @@ Request = (
     | TakeLock
     | DropLock
     | RecordRun
+    | GetAudit
     | GetRuns
     | GetOperation
     | Forward
@@ -275,6 +282,7 @@ Reply = (
     | SchemaInForce
     | OperationReply
     | LockReply
+    | AuditReply
     | RunsReply
     | Accepted
     | SessionOpened

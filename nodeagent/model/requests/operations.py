@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from nodeagent.model.audit_chain import AuditLine
 from nodeagent.model.bounds import Count, Name, Port, Rate, Slots, Text, Weight
 from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests.base import ADMINS, MEMBERS, READERS, Message, Repeat, Traits
@@ -135,6 +136,21 @@ class GetRuns(Message, frozen=True, tag="GetRuns"):
     traits: ClassVar = Traits(READERS)
 
     run: Name = ""
+
+
+class GetAudit(Message, frozen=True, tag="GetAudit"):
+    """Read the cluster's audit log."""
+
+    traits: ClassVar = Traits(READERS)
+
+
+class AuditReply(Message, frozen=True, tag="AuditReply"):
+    """The lines that the cluster retains, oldest first. `first` is the number of the first line, `base` the
+    digest before it (`model.audit_chain`); 0 and "" below `Feature.AUDIT_CHAIN`."""
+
+    first: int
+    base: str
+    lines: tuple[AuditLine, ...]
 
 
 class RunsReply(Message, frozen=True, tag="RunsReply"):

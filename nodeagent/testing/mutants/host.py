@@ -217,4 +217,36 @@ MUTANTS = (
         "if failing.is_foreign and self._held.state.compactions.is_input(failing.spec.name):",
         "if False:",
     ),
+    Mutant(
+        "a read of the meta state is answered at any age",
+        "host/handlers/meta.py",
+        "        replica.freshness.within(bound_ms, then, refuse)\n",
+        "        then()\n",
+        breaks="S17",
+    ),
+    Mutant(
+        "the meta group continues from a journal that the operator did not see",
+        "host/handlers/meta_recovery.py",
+        "if (log.last_term, log.last_index) != (request.last_term, request.last):",
+        "if False:",
+    ),
+    Mutant(
+        "the meta group loses a living node",
+        "host/handlers/meta_recovery.py",
+        "if heard is None or self._effects.now - heard >= limit_ms:",
+        "if True:",
+    ),
+    Mutant(
+        "the log is purged up to the newest image",
+        "host/checkpoints.py",
+        "self._log_start.on_saved(result.fallback)",
+        "self._log_start.on_saved(base.index)",
+    ),
+    Mutant(
+        "an observer leads without a vote",
+        "model/meta_role.py",
+        "return (new,) if new in NEXT[old] else (MetaRole.FOLLOWER, new)",
+        "return (new,)",
+        rule_of="host",
+    ),
 )

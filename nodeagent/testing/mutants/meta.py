@@ -141,4 +141,29 @@ MUTANTS = (
         "is_ours = d.draining and d.for_restart and (record.for_restart or not record.draining)",
         "is_ours = d.draining and d.for_restart",
     ),
+    Mutant(
+        "a recovery of the meta group retires no node",
+        "meta/recovery.py",
+        "                self._operations.lose(node)\n",
+        "                pass\n",
+        breaks="S13",
+    ),
+    Mutant(
+        "an open change waits for a node that the meta group lost",
+        "meta/operations.py",
+        "        if op is not None and node not in op.dead:\n            op.dead.append(node)\n",
+        "",
+    ),
+    Mutant(
+        "dropped lines of the audit log leave its chain",
+        "meta/audit.py",
+        "            for digest in digests(kept.audit_base, cut):\n",
+        "            for digest in digests(kept.audit_base, cut[:0]):\n",
+    ),
+    Mutant(
+        "an image lacks the next partition table",
+        "meta/sections.py",
+        "tables = ((image.table, False), (image.next_table, True))",
+        "tables = ((image.table, False),)",
+    ),
 )

@@ -31,15 +31,15 @@ MUTANTS = (
         "an installation keeps the old checkpoint",
         "storage/executor.py",
         "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n"
-        "        self._save_checkpoint(group, payload)\n",
+        "        self._save_received(group, snapshot, payload)\n",
         "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n",
     ),
     Mutant(
         "a checkpoint is saved before the files that it names",
         "storage/executor.py",
         "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n"
-        "        self._save_checkpoint(group, payload)\n",
-        "        self._save_checkpoint(group, payload)\n"
+        "        self._save_received(group, snapshot, payload)\n",
+        "        self._save_received(group, snapshot, payload)\n"
         "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n",
     ),
     Mutant(
@@ -137,5 +137,29 @@ MUTANTS = (
         "            self._disk.rmtree(layout.group_dir(group))\n",
         "            self._disk.rmtree(layout.GROUPS)\n            self._disk.mkdirs(layout.GROUPS)\n",
         breaks="S11",
+    ),
+    Mutant(
+        "an image gets its name without being loaded",
+        "storage/images.py",
+        "            self._load(content)\n",
+        "",
+    ),
+    Mutant(
+        "an image gets its name before it is durable",
+        "storage/images.py",
+        "            file.sync()\n",
+        "",
+    ),
+    Mutant(
+        "a damaged older image counts as one to fall back to",
+        "storage/images.py",
+        "damaged = [i for i in older if self._is_damaged(group, i)]",
+        "damaged: list[int] = []",
+    ),
+    Mutant(
+        "a start loads a damaged image",
+        "storage/images.py",
+        "            content = read_image(disk, group, index)\n            content.verified()\n",
+        "            content = read_image(disk, group, index)\n",
     ),
 )
