@@ -3,7 +3,7 @@
 Names, order and types of the sections are the stored format (since `Feature.IMAGES`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -96,20 +96,10 @@ def image_of(content: ImageBytes, levels: Levels) -> Image:
         Refused: the cluster's feature level is not in `levels`.
         Damaged: the bytes do not verify, or have other sections than this release writes.
     """
-    content.verified()
-    cluster = _cluster_of(content)
-    check_level(levels, cluster.level)
     found: dict[str, list[Any]] = {name: [] for name in KINDS}
-    names: dict[str, None] = {}
-    for frame in content.frames(content.sections_at):
-        if frame.name == END:
-            break
-        if frame.name not in found:
-            raise Damaged(f"section {frame.name!r} is not known to this release")
-        names[frame.name] = None
-        found[frame.name] += records_of(frame, KINDS[frame.name])
-    if list(names) != list(KINDS):
-        raise Damaged(f"the image has the sections {', '.join(names)}; expected {', '.join(KINDS)}")
+    for name, records in _records(content, levels):
+        found[name] += records
+    (cluster,) = found[CLUSTER]
     tables: dict[bool, TableWire] = {t.is_next: t.table for t in found["partition"]}
     return Image(
         applied=content.header.base.index,
@@ -133,8 +123,29 @@ def image_of(content: ImageBytes, levels: Levels) -> Image:
 
 
 def check_image(content: ImageBytes, levels: Levels = SPOKEN) -> None:
-    """Load the state of a new image, to prove that a start can; raises what `image_of` raises."""
-    image_of(content, levels)
+    """Decode every record of a new image, to prove that a start can; raises what `image_of` raises.
+
+    The records are dropped at once: a second state of many tables would make the garbage collector stop the
+    event loop.
+    """
+    for _ in _records(content, levels):
+        pass
+
+
+def _records(content: ImageBytes, levels: Levels) -> Iterator[tuple[str, list[Any]]]:
+    """(section, records) of each frame, in order; raises as `image_of`."""
+    content.verified()
+    check_level(levels, _cluster_of(content).level)
+    names: dict[str, None] = {}
+    for frame in content.frames(content.sections_at):
+        if frame.name == END:
+            break
+        if frame.name not in KINDS:
+            raise Damaged(f"section {frame.name!r} is not known to this release")
+        names[frame.name] = None
+        yield frame.name, records_of(frame, KINDS[frame.name])
+    if list(names) != list(KINDS):
+        raise Damaged(f"the image has the sections {', '.join(names)}; expected {', '.join(KINDS)}")
 
 
 def _cluster_of(content: ImageBytes) -> ClusterRecord:

@@ -26,7 +26,7 @@ MAGIC = b"NAIM"
 HEADER, END = "header", "end"
 """Names of the first and of the last frame; no section has these names."""
 
-FRAME_BYTES = 256 * 1024
+FRAME_BYTES = 64 * 1024
 """A frame ends with the record that makes its payload this long. The digest of a state does not depend on
 it."""
 

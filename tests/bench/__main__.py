@@ -11,6 +11,7 @@ from iotctl.output.table import Table
 from tests.bench import (
     commits,
     during_changes,
+    images,
     ingest,
     large,
     migrate,
@@ -41,6 +42,7 @@ def main() -> int:
         "ssh": lambda: ssh.run(quick=options.quick),
         "large": lambda: large.run(quick=options.quick),
         "stall": lambda: stall.run(quick=options.quick),
+        "image": lambda: images.run(quick=options.quick),
         "help": lambda: startup.run(quick=options.quick),
     }
     names = options.names or [n for n in benches if n not in BY_NAME]
@@ -66,7 +68,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "names",
         nargs="*",
-        help=f"commits, ingest, migrate, change, auto, help (all by default), {', '.join(BY_NAME)}",
+        help=f"commits, ingest, migrate, change, auto, image, help (all by default), {', '.join(BY_NAME)}",
     )
     parser.add_argument(
         "--quick", action="store_true", help="short runs with little data; do not quote the figures"
