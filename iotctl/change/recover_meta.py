@@ -106,6 +106,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
 
 def recover(
     cluster: Cluster,
+    source: ClusterSource,
     found: MetaRecovery,
     by: str,
     *,
@@ -117,9 +118,16 @@ def recover(
 
     Raises:
         NodeAgentError: the node refuses it, or does not answer.
+        RefusedProblem: something changed since `found` was shown.
         Partly: the group has no leader when the timeout expires.
     """
-    request = RecoverMeta(tuple(found.nodes), found.term, found.last, found.last_term, by)
+    now = decide(collect(cluster), source, found.nodes, now_ms=found.as_of_ms)
+    if msgspec.structs.replace(now, term=found.term) != found:
+        raise RefusedProblem(
+            "the journals or the members have changed since they were shown; nothing was changed",
+            next="repeat the command",
+        )
+    request = RecoverMeta(tuple(found.nodes), now.term, found.last, found.last_term, by)
     cluster.call(found.leader, request)
     deadline = clock() + (WAIT_S if timeout_s is None else timeout_s)
     while current_of(replicas_of(collect(cluster), META))[0] is None:

@@ -59,7 +59,11 @@ def recover(
         )
         session.confirm_name(question, name=session.source.name, given=confirm)
         found = recovering.recover(
-            session.cluster, found, session.operator, timeout_s=session.options.timeout_s
+            session.cluster,
+            session.source,
+            found,
+            session.operator,
+            timeout_s=session.options.timeout_s,
         )
     session.output.emit("meta-recover", found, lambda: views.meta_recovery_tables(found))
     session.output.note(f"next: {found.next}")

@@ -5,10 +5,11 @@ digest before it (`nodeagent.model.audit_chain`). Only the digest of the first l
 trust.
 """
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
 
@@ -22,11 +23,14 @@ TAIL_BYTES = 64 * 1024
 """More than the longest line."""
 
 
+_Number = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
+
+
 class AuditRow(msgspec.Struct, frozen=True):
     """Line `number` of the log, counted from 0. `previous` is the digest before it, "" before the first."""
 
-    number: int
-    time_ms: int
+    number: _Number
+    time_ms: _Number
     by: str
     what: str
     previous: str
@@ -90,13 +94,21 @@ def export(cluster: Cluster, since_ms: int, path: Path) -> Exported:
             f"the cluster is at feature level {level}, which does not number the lines of its audit log",
             next="iotctl cluster finalize-upgrade",
         )
-    last = _last_of(path)
-    log = audit_log(cluster, since_ms if last is None else 0)
-    rows = log.lines if last is None else _following(log, last, path)
-    with path.open("ab") as file:
-        file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        file.flush()
-        os.fsync(file.fileno())
+    if path.exists() and not path.is_file():
+        raise InputProblem(f"{path} is not a file")
+    try:
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # two exports would append the same lines
+            last = _last_of(file, path)
+            log = audit_log(cluster, since_ms if last is None else 0)
+            rows = log.lines if last is None else _following(log, last, path)
+            file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise InputProblem(
+            f"{path} cannot be written: {error.strerror}", next=f"iotctl audit check {path}"
+        ) from error
     return Exported(str(path), len(rows), rows[0].number if rows else None, rows[-1].number if rows else None)
 
 
@@ -113,19 +125,16 @@ def _following(log: AuditLog, last: AuditRow, path: Path) -> list[AuditRow]:
     if known is not None and known != last.digest or known is None and log.lines:
         raise RefusedProblem(
             f"line {last.number} of {path} is not line {last.number} of this cluster's audit log",
-            why="the file is of another cluster, or one of the logs was changed",
-            next=f"iotctl audit check {path}",
+            why="the file is of another cluster, `meta recover` lost lines, or one of the logs was changed",
+            next=f"iotctl audit check {path}; then export to a new file",
         )
     return after
 
 
-def _last_of(path: Path) -> AuditRow | None:
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
-        tail = file.read()
+def _last_of(file: BinaryIO, path: Path) -> AuditRow | None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - TAIL_BYTES))
+    tail = file.read()
     if not tail:
         return None
     if not tail.endswith(b"\n"):

@@ -23,6 +23,7 @@ from nodeagent.model.errors import (
 from nodeagent.model.ids import META, GroupId
 from nodeagent.model.requests import GetMeta, MetaView, Reply, Request
 from nodeagent.model.schema import TableSchema
+from nodeagent.partition.recovery import TERMS_BEYOND
 
 STAGGER_S = 0.15
 """A request that any node can answer is also sent to the next node after this delay."""
@@ -134,8 +135,10 @@ class Views:
             if not view.cluster_id:
                 return
             raise Forbidden(f"{view.node} belongs to cluster {view.cluster_id}, not {old.view.cluster_id}")
-        if old is not None and old.view.applied > view.applied:
+        if old is not None and _is_newer(old.view, view):
             return
+        if old is not None and _is_recovered(old.view, view):
+            self._tables.clear()  # versions of the lost journal may be used again
         self.routes = routes = Routes(view)
         for record in view.nodes:
             self._link.learn(record.node, record.host, record.port)
@@ -231,3 +234,14 @@ class Views:
                 next_step="see `iotctl data schema`, or create the table: name its tag columns in the import",
             )
         return known
+
+
+def _is_recovered(old: MetaView, new: MetaView) -> bool:
+    """Whether a force recovery of the meta group is between the views: journal entries may have been lost."""
+    return new.term >= old.term + TERMS_BEYOND
+
+
+def _is_newer(a: MetaView, b: MetaView) -> bool:
+    if _is_recovered(a, b) or _is_recovered(b, a):
+        return a.term > b.term
+    return a.applied > b.applied

@@ -18,6 +18,7 @@ from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Base, Entry, HardState, LogOp, Rebase
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META, GroupId, Owner
+from nodeagent.model.image_format import is_image
 
 
 class Found(Protocol):
@@ -70,6 +71,9 @@ def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> 
         return f"{place} is unreadable: {error}"
     if (saved.group or group) != group:
         return f"{place} is that of group {saved.group}"
+    is_imaged = is_image(payload)
+    if is_imaged:
+        place = f"data/groups/{group}/image.{saved.base.index}"
     owner = saved.owner
     if (owner.node or me.node) != me.node or (owner.incarnation or me.incarnation) != me.incarnation:
         return f"{place} is that of {owner.node} {owner.incarnation}, this is {me.node} {me.incarnation}"
@@ -82,7 +86,9 @@ def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> 
             f"{place} is an older one: it ends at entry {saved.base.index}, "
             f"the log begins after {found.base.index}"
         )
-    if 0 < saved.base.checkpoint < found.base.checkpoint or _is_overtaken(saved, found):
+    # An image names no files: an older one that the log continues is as good as the newest.
+    number_differs = 0 < saved.base.checkpoint < found.base.checkpoint or _is_overtaken(saved, found)
+    if number_differs and not is_imaged:
         return (
             f"{place} is an older one, or checkpoint.delta beside it is missing: it is number "
             f"{saved.base.checkpoint}, files were removed after number {found.base.checkpoint}"
@@ -101,7 +107,8 @@ def unsaid(groups: Mapping[GroupId, tuple[Found, bytes | None]]) -> list[LogOp]:
     before a sweep removes the files that these checkpoints, which fit the log, do not name."""
     found: list[LogOp] = []
     for group, (log, payload) in sorted(groups.items()):
-        number = read_saved(payload).base.checkpoint if payload is not None else 0
+        names_files = payload is not None and not is_image(payload)
+        number = read_saved(payload).base.checkpoint if payload is not None and names_files else 0
         if number > log.base.checkpoint:
             base = msgspec.structs.replace(log.base, checkpoint=number)
             found.append(Rebase(group, base, keep_suffix=True))

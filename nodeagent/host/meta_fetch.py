@@ -42,7 +42,7 @@ class MetaFetch:
             return
         seed = self._seeds[self._asked % len(self._seeds)]
         self._asked += 1
-        request = OfferState(self._effects.owner.node)
+        request = OfferState(self._effects.owner.node, self._base)
         self._effects.call((seed.host, seed.port), request, lambda r: self._on_offer(seed, r))
 
     def _on_offer(self, seed: Seed, reply: Reply) -> None:

@@ -71,7 +71,7 @@ def open_host(life: NodeRun, held: Held) -> Host:
         host.on_meta()
     if META not in replicas.damaged:
         host.admission.start()
-    elif META in held.imageless and sum(d.group in ("", META) for d in damaged) == 1:  # the log is whole
+    elif _lacks_image(held, damaged):
         _fetch_meta(host, life, held.groups[META][0])
     for area in held.staged:
         if area.startswith(INSTALL):
@@ -94,6 +94,17 @@ def _compare(replicas: Replicas, held: Held, me: Owner) -> None:
         for g, blank in replicas.unlogged.items()
         if not blank
     }
+
+
+def _lacks_image(held: Held, damaged: Sequence[Lost]) -> bool:
+    """Whether the meta group's log is whole, and no image of the state that it continues verifies."""
+    known = sum(d.group in ("", META) for d in damaged)
+    if META in held.imageless:
+        return known == 1  # the images
+    if META not in held.faults or known:
+        return False
+    found, payload = held.groups[META]
+    return payload is not None and read_saved(payload).base.index < found.base.index
 
 
 def _reopen_meta(host: Host, found: Found, payload: bytes | None, fault: str) -> None:
@@ -125,7 +136,8 @@ def _fetch_meta(host: Host, life: NodeRun, found: Found) -> None:
         host.admission.stop()
         host.on_meta()
 
-    host.replicas.damaged[META] += "; another node is asked for an image"
+    if len(life.config.seeds) > 1:
+        host.replicas.damaged[META] += "; another node is asked for an image"
     MetaFetch(host.effects, life.config.seeds, found.base.index, fetched).start()
 
 
@@ -159,7 +171,8 @@ def _open_log(outbox: Outbox, group: GroupId, found: Found, saved: Saved | None)
     if saved is not None and saved.base.index == base.index:
         base = saved.base  # even if no record of the group has reached the log yet
     log = RaftLog(base, found.entries)
-    if saved is not None and saved.base.index > base.index:
+    is_fallback_needed = group == META and saved is not None and log.term(saved.base.index) == saved.base.term
+    if saved is not None and saved.base.index > base.index and not is_fallback_needed:
         kept = log.reset(saved.base)
         outbox.persist(group, [Rebase(group, saved.base, kept)])
     return log

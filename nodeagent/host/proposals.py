@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.model import limits
-from nodeagent.model.entries import Entry
-from nodeagent.model.errors import InvalidInput, InvariantBroken, NodeAgentError
+from nodeagent.model.entries import Config, Entry
+from nodeagent.model.errors import InvalidInput, InvariantBroken, NodeAgentError, Refused
 from nodeagent.model.ids import GroupId
 from nodeagent.model.requests import ErrorReply, Reply
 from nodeagent.raft.core import Raft
@@ -42,6 +42,20 @@ class Proposals:
             last = first + len(commands) - 1
             self._tokens.setdefault(last, (self._raft.term, []))[1].append(token)
         return first
+
+    def force(self, config: Config, term: int, command: bytes, token: int) -> bool:
+        """Lead the group without votes (`Raft.force`, also as an observer); log the command with the config.
+
+        Returns:
+            Whether it was not refused; a refusal is answered.
+        """
+        try:
+            index = self._raft.force(config, term, self._effects.now, (command,), observer=True)
+        except Refused as error:
+            self._effects.reply(token, as_reply(error))
+            return False
+        self._tokens.setdefault(index, (self._raft.term, []))[1].append(token)
+        return True
 
     def answer(self, first: int, entries: list[Entry], replies: Sequence[tuple[int, Reply]]) -> None:
         """Answer the proposals of these entries, which are applied."""

@@ -193,7 +193,10 @@ class Operations:
         op = self.open()
         if op is not None and node not in op.dead:
             op.dead.append(node)
-        self._nodes.retire(node)
+        if op is not None and node in op.fenced:
+            op.fenced.remove(node)
+        if node in self._nodes.living:
+            self._nodes.retire(node)
 
     def _amend(self, op: Operation, node: NodeId) -> ErrorReply | None:
         """Declare `node` dead during `op`: nothing is required of it any more, if every group retains a

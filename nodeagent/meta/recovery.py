@@ -104,7 +104,7 @@ class ForceRecovery:
         """Retire the nodes with which the meta group lost its majority. This is not refused: the group
         continues without them already. An open change requires nothing of them any more."""
         for node in m.nodes:
-            if node in self._nodes.living:
+            if node in self._nodes:
                 self._operations.lose(node)
         self._audit.note(
             m.now,

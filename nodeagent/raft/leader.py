@@ -94,10 +94,14 @@ class Leader:
         size = sum(map(len, commands)) + ENTRY_OVERHEAD_BYTES * len(commands)
         if uncommitted and uncommitted + size > UNCOMMITTED_BYTES_MAX:
             raise Overloaded(f"{uncommitted} bytes are waiting for a quorum", next_step="retry later")
-        term = state.term
-        first = log.last_index + 1
+        return self.append(commands)
+
+    def append(self, commands: list[bytes]) -> int:
+        """Append commands without checking them; returns the index of the first."""
+        state = self.state
+        first = state.log.last_index + 1
         if commands:
-            state.append(first, [Entry(term, _COMMAND, c) for c in commands], commands_only=True)
+            state.append(first, [Entry(state.term, _COMMAND, c) for c in commands], commands_only=True)
             self.dirty = True
         return first
 

@@ -7,7 +7,7 @@
 A replica campaigns only if it `may_campaign`. `TimeoutNow` skips the pre-vote; `force` skips the election.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from nodeagent.model.config import RaftSettings
 from nodeagent.model.entries import Config, HardState
@@ -219,7 +219,9 @@ class Roles(State):
             raise NotLeader(f"{self.node} does not lead and knows no leader", next_step="retry shortly")
         raise NotLeader(f"{self.node} does not lead", next_step=f"ask {self.leader}", leader=self.leader)
 
-    def force(self, config: Config, term: int, now: int, *, observer: bool = False) -> None:
+    def force(
+        self, config: Config, term: int, now: int, commands: Sequence[bytes] = (), *, observer: bool = False
+    ) -> int:
         """Lead without votes, with `config`'s voters as members: for a majority that is permanently lost.
 
         Entries that only the lost members held are lost, even committed entries; entries beyond this log's
@@ -235,8 +237,12 @@ class Roles(State):
 
         Args:
             config: voters, this node among them; learners follow as usual.
+            commands: entries that follow the config in the same Ready, however many bytes are uncommitted.
             observer: this node may be a learner in its own log. Its log still holds every entry that a
                 surviving member knows to be committed, if it has the last entry of all surviving members.
+
+        Returns:
+            The index of the first command.
 
         Raises:
             Refused: this node leads or hears a leader, so no recovery is needed; or it is not a voter in
@@ -255,3 +261,4 @@ class Roles(State):
         self._become_leader(alone=True)
         assert self._lead is not None
         self._lead.append_config(config)
+        return self._lead.append(list(commands))

@@ -53,7 +53,7 @@ def run(*, quick: bool) -> Report:
     built, ratios, memory, copied = map(list, zip(*measured, strict=True))
     return Report(
         "image",
-        f"{NODES} nodes, {SLOTS} slots, {TABLES} tables, {LINES} audit lines; an entry is written and applied every ms",
+        f"{NODES} nodes, {SLOTS} slots, {TABLES} tables, {LINES} audit lines, and a write every ms",
         (
             of("image: copy in the event loop", copied, "ms"),
             of("image: build, validate and sync", built, "s", ceiling=BUILD_S_MAX),

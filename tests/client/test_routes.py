@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -11,8 +12,10 @@ from nodeagent.client.retry import BACKOFF_MAX_S, HOPS_MAX, Backoff, MemberSearc
 from nodeagent.client.routes import Routes, in_transition, mask_of
 from nodeagent.client.sessions import WINDOW, _Slot
 from nodeagent.client.spec import ClusterSpec, Endpoint, Identity
+from nodeagent.client.views import Views
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Stage
+from nodeagent.partition.recovery import TERMS_BEYOND
 from tests.client.fake import SETTINGS, FakeCluster
 
 
@@ -130,3 +133,17 @@ def test_a_spec_is_picklable_and_hides_its_key() -> None:
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert [e.target for e in spec.endpoints] == ["h:1", "n"]
     assert "secret" not in repr(spec)
+
+
+def test_a_view_of_the_recovered_meta_group_replaces_one_of_the_lost_journal() -> None:
+    """The lost journal was longer, and its table versions may be used again. Answers from it do not count."""
+    views = Views(SimpleNamespace(learn=lambda *_: None), 1.0, random.Random(1))
+    lost = msgspec.structs.replace(FakeCluster().views[-1], applied=200, term=7, table_version=9)
+    recovered = msgspec.structs.replace(lost, applied=151, term=7 + TERMS_BEYOND, table_version=8)
+    views.adopt(lost)
+    views.adopt(msgspec.structs.replace(lost, applied=199, term=8))
+    assert views.routes is not None and views.routes.view == lost, "an election loses nothing"
+    views.adopt(recovered)
+    assert views.routes.view == recovered and views.at_version(9) is None
+    views.adopt(msgspec.structs.replace(lost, applied=300))
+    assert views.routes.view == recovered

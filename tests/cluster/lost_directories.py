@@ -26,7 +26,7 @@ DATA = Fleet(storage_groups=6, weeks=6, step_ms=12 * 3_600_000)
 EXIT_DAMAGED = 7
 
 LOG, LOG_ID, NODE_ID, NEWEST = "log", "log/log.id", "node.id", "log/newest"
-META, GROUP, FILES = "data/groups/meta/checkpoint", "data/groups/{group}/checkpoint", "data/groups/{group}"
+META, GROUP, FILES = "data/groups/meta/image.*", "data/groups/{group}/checkpoint", "data/groups/{group}"
 PARTS = (LOG, LOG_ID, NODE_ID, NEWEST, META, GROUP, FILES)
 STOPS = (LOG, LOG_ID, NODE_ID)
 """An agent does not start without these parts."""
@@ -96,11 +96,11 @@ def lost(world: World, case: Case, group: str) -> Iterator[None]:
     for home in homes:
         shutil.copytree(home, kept / home.name)
         for part in case.parts:
-            path = home / part.format(group=group)
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            for path in home.glob(part.format(group=group)):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
     try:
         yield
     finally:
@@ -114,8 +114,10 @@ def lost(world: World, case: Case, group: str) -> Iterator[None]:
             for part in sorted(
                 (p.format(group=group) for p in case.parts), key=len
             ):  # a directory before its files
-                if not (home / part).exists():
-                    (kept / home.name / part).rename(home / part)
+                for path in (kept / home.name).glob(part):
+                    place = home / path.relative_to(kept / home.name)
+                    if not place.exists():
+                        path.rename(place)
             shutil.rmtree(kept / home.name)
 
 

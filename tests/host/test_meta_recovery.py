@@ -102,3 +102,17 @@ def test_config_and_retirement_are_durable_together(me: str, config: Config, exp
     assert replica is not None and replica.raft.log.config == expected
     logged = [commands.decode(e.data) for e in entries if e.kind == EntryKind.COMMAND]
     assert logged == [commands.RecoverMeta(7_000, ("b", "c"), "a", "ann")]
+
+
+def test_many_uncommitted_bytes_do_not_separate_the_config_from_the_retirement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nodeagent.raft.leader.UNCOMMITTED_BYTES_MAX", 0)
+    host = host_of()
+    host.tick(LATE, LATE)
+    run_out(host, LATE)
+    host.on_request(1, LOST, LATE, 7_000)
+    persist = host.take().persist
+    assert persist is not None
+    entries = [e for op in persist[1] if isinstance(op, Append) for e in op.entries]
+    assert [e.kind for e in entries][-2:] == [EntryKind.CONFIG, EntryKind.COMMAND]

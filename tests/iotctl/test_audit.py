@@ -1,6 +1,8 @@
 """`iotctl audit`: export lines to a file, and find what is missing or changed in it."""
 
+import fcntl
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +139,30 @@ def test_a_missing_or_empty_file(spec: Path) -> None:
     (spec / "log.jsonl").write_bytes(b"")
     assert run(spec, None, "check", "log.jsonl").code == Exit.DONE
     assert run(spec, audited(0, 3), "export", "--to", "log.jsonl").code == Exit.DONE
+
+
+def test_a_place_that_is_no_file_is_named(spec: Path) -> None:
+    (spec / "directory").mkdir()
+    for words in ("directory", "missing/log.jsonl", "/dev/full"):
+        done = run(spec, audited(0, 3), "export", "--to", words)
+        assert done.code == Exit.INPUT and words in done.err, done.err
+
+
+@pytest.mark.parametrize("field", ["number", "time_ms"])
+def test_a_number_beyond_64_bits_is_no_audit_line(spec: Path, field: str) -> None:
+    row = json.loads(lines_of(spec)[0]) | {field: 1 << 64}
+    (spec / "log.jsonl").write_text(json.dumps(row) + "\n")
+    assert run(spec, None, "check", "log.jsonl").code == Exit.INPUT
+
+
+def test_an_export_waits_for_another_one(spec: Path) -> None:
+    """Else both append the same lines."""
+    run(spec, audited(0, 3), "export", "--to", "log.jsonl")
+    with (spec / "log.jsonl").open("a+b") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waits = threading.Thread(target=run, args=(spec, audited(0, 8), "export", "--to", "log.jsonl"))
+        waits.start()
+        waits.join(0.3)
+        assert waits.is_alive() and numbers(spec) == [0, 1, 2]
+    waits.join(10)
+    assert numbers(spec) == list(range(8))

@@ -18,6 +18,7 @@ from .fakes import SPEC, FakeCluster, iotctl, make_operation
 
 WITHOUT = {
     "cluster recover": "without --accept-data-loss it only shows what would be lost",
+    "meta recover": "without --accept-data-loss it only shows what would be lost",
     "data write": "one row, typed by an operator",
     "verify": "without --repair it changes nothing",
     "playbook run": "playbook check",

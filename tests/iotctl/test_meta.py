@@ -161,3 +161,22 @@ def test_a_recovery_is_refused_if_a_living_node_could_know_more(
 def test_a_refusal_of_the_node_is_shown(spec: Path) -> None:
     done = recover(spec, Headless(refusal="the journal of node4 now ends at entry 81"), *LOST, *CONFIRMED)
     assert done.code == Exit.REFUSED and "ends at entry 81" in done.err
+
+
+@dataclass(slots=True)
+class Moving(Headless):
+    """After the preview, the journal of a survivor that will not lead grows."""
+
+    seen: int = 0
+
+    def statuses(self, timeout_s: float = 2.0) -> Any:
+        self.seen += 1
+        self.ends["node5"] = (3, 95 + self.seen)
+        return FakeCluster.statuses(self, timeout_s)
+
+
+def test_nothing_is_requested_if_a_journal_changed_after_the_preview(spec: Path) -> None:
+    cluster = Moving()
+    done = recover(spec, cluster, *LOST, *CONFIRMED)
+    assert done.code == Exit.REFUSED and "have changed since they were shown" in done.err, done.err
+    assert not cluster.asked

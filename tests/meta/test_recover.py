@@ -158,6 +158,18 @@ def test_an_open_change_requires_nothing_of_nodes_that_the_meta_group_lost(meta:
     assert (meta.state.nodes.dead == {"b"}) if lost == "b" else ("g" not in meta.state.nodes)
 
 
+def test_a_cancel_revives_no_node_that_the_meta_group_lost(meta: Meta) -> None:
+    """The change had fenced it before; since then the meta group has decided without it."""
+    meta.begin("remove-node", "f", Options(dead=True))
+    assert meta.op.fenced == ["f"]
+    meta.do(c.RecoverMeta(5, ("b", "d", "f"), "a", "me"))
+    control(meta, "cancel", "")
+    for one in reports_of(meta.op, meta.op.stage):
+        meta.do(one)
+    assert meta.op.ended and meta.state.nodes.dead == {"b", "d", "f"}
+    assert sorted(meta.state.image.retired) == ["i-b", "i-d", "i-f"]
+
+
 def test_a_second_recovery_replaces_one_whose_leader_died() -> None:
     """With R = 7, the two living members are a majority of three, but those three never elected a leader."""
     names = "abcdefgh"

@@ -21,7 +21,7 @@ SPOILED = (
     *range(11, 15),
 )
 
-ROTTEN = (2, 4, 6)
+ROTTEN = (1, 3, 6)
 PUT_BACK = (0, 3, 11, 2, 6, 7)
 
 

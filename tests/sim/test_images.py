@@ -116,3 +116,44 @@ def test_a_node_without_an_image_waits_for_a_node_that_has_one() -> None:
         other.start()
     scenario.until(lambda: META not in node.host.replicas.damaged, "the image is fetched")
     serves_the_newest_state(scenario, node)
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_the_older_image_is_still_one_to_start_from_after_restarts(starts: int) -> None:
+    """A start from the newest image leaves the log that follows the older one in place."""
+    scenario = with_images(3)
+    node = nodes(scenario)[1]
+    older, newest = indexes(node)
+    for _ in range(starts):
+        restart(node)
+        scenario.sim.pause(400)
+    assert indexes(node) == [older, newest], "nothing changed since"
+    flip_each_section(node, newest)
+    restart(node)
+    assert META not in node.host.replicas.damaged
+    assert f"image.{newest}" in meta_status(node).error
+    assert scenario.sim.seen["note", "meta_fetched"] == 0
+    serves_the_newest_state(scenario, node)
+
+
+def test_an_older_image_that_the_log_does_not_continue_is_not_used() -> None:
+    """As after an installation, if the newest image is damaged later. An image is fetched."""
+    scenario = with_images(3)
+    node = nodes(scenario)[1]
+    old = indexes(node)[0]
+    kept = node.disk.read(layout.image_path(META, old))
+    for _ in range(6):
+        change(scenario)
+    middle, newest = indexes(node)
+    replica = node.host.cluster.meta_replica
+    assert replica is not None and old < replica.raft.log.base.index
+    with node.disk.create(layout.image_path(META, old)) as file:
+        file.pwrite(0, kept)
+        file.sync()
+    for index in (middle, newest):
+        flip_each_section(node, index)
+    restart(node)
+    assert "another node is asked for an image" in node.host.replicas.damaged[META]
+    scenario.until(lambda: META not in node.host.replicas.damaged, "an image is fetched")
+    assert scenario.sim.seen["note", "meta_fetched"] == 1
+    serves_the_newest_state(scenario, node)

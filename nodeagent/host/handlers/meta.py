@@ -13,7 +13,7 @@ from nodeagent.host.handlers.views import audit_view, meta_view, operation_view,
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.replicas import Replicas
 from nodeagent.model import requests as q
-from nodeagent.model.ids import META, NodeId
+from nodeagent.model.ids import META
 from nodeagent.model.jobs import Failed, JobResult
 
 Meta = q.GetMeta | q.GetAudit | q.GetRuns | q.GetOperation | q.OfferState | q.RecoverMeta | Leading
@@ -64,8 +64,8 @@ class MetaRequests:
                 return self._read(token, replica, "GetRuns", lambda: runs_view(replica.state, run))
             case q.GetOperation(operation=name):
                 return self._read(token, replica, "GetOperation", lambda: operation_view(replica.state, name))
-            case q.OfferState(node=node):
-                return self._offer(token, replica, node)
+            case q.OfferState():
+                return self._offer(token, replica, request)
             case q.RecoverMeta():
                 return self._recovery.answer(token, replica, request)
             case _:
@@ -93,8 +93,11 @@ class MetaRequests:
 
         replica.freshness.within(bound_ms, then, refuse)
 
-    def _offer(self, token: int, replica: MetaReplica, node: NodeId) -> None:
+    def _offer(self, token: int, replica: MetaReplica, request: q.OfferState) -> None:
         effects = self._effects
+        if replica.applied_index < request.base:
+            what = f"the meta state of this node ends at entry {replica.applied_index}"
+            return effects.refuse(token, "unavailable", what)
         if replica.installing or replica.rebasing:
             return effects.refuse(token, "unavailable", "the meta state of this node is being replaced")
 
@@ -102,7 +105,7 @@ class MetaRequests:
             failed = isinstance(result, Failed)
             effects.reply(token, job_error(result) if failed else q.StateOffered(name, index))
 
-        return replica.snapshots.make_once(node, effects.guarded(token, "OfferState", made))
+        return replica.snapshots.make_once(request.node, effects.guarded(token, "OfferState", made))
 
     def _change(self, token: int, replica: MetaReplica, request: Leading) -> None:
         if replica.leads:

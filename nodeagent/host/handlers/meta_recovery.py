@@ -10,7 +10,6 @@ from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.peers import Peers
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config
-from nodeagent.model.errors import Refused
 from nodeagent.model.features import Feature
 from nodeagent.model.ids import META, NodeId
 from nodeagent.model.requests import ErrorReply, RecoverMeta
@@ -29,17 +28,12 @@ class MetaRecovery:
         refusal = self._check(replica, request)
         if refusal is not None:
             return self._effects.reply(token, refusal)
-        raft, now = replica.raft, self._effects.now
+        command = meta.RecoverMeta(self._effects.wall, request.nodes, self._context.node, request.by)
         config = self._config(replica, request.nodes)
-        try:
-            raft.force(config, request.term, now, observer=True)
-        except Refused as error:
-            what = f"{UNCHANGED}: {error.what}"
-            return self._effects.reply(token, ErrorReply("refused", what, error.next_step))
-        wall = self._effects.wall
-        command = meta.RecoverMeta(wall, request.nodes, self._context.node, request.by)
-        replica.propose([meta.encode(command)], token)
-        self._effects.note("meta_recovered", group=META, term=raft.term, without=", ".join(request.nodes))
+        if replica.proposals.force(config, request.term, meta.encode(command), token):
+            self._effects.note(
+                "meta_recovered", group=META, term=replica.raft.term, without=", ".join(request.nodes)
+            )
         return None
 
     def _check(self, replica: MetaReplica, request: RecoverMeta) -> ErrorReply | None:

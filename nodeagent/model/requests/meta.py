@@ -111,11 +111,13 @@ class MetaView(Message, frozen=True, tag="MetaView"):
 
 
 class OfferState(Message, frozen=True, tag="OfferState"):
-    """Make an image of the meta state for `node`, whose own images are all damaged."""
+    """Make an image of the meta state for `node`, whose own images are all damaged; refused if the state is
+    older than journal entry `base`, after which the node's log begins."""
 
     traits: ClassVar = Traits(NODES)
 
     node: Name
+    base: Count
 
 
 class StateOffered(Message, frozen=True, tag="StateOffered"):

@@ -78,8 +78,8 @@ MUTANTS = (
     Mutant(
         "an older view replaces a newer one",
         "client/views.py",
-        "        if old is not None and old.view.applied > view.applied:",
-        "        if old is not None and old.view.applied == view.applied:",
+        "    return a.applied > b.applied\n",
+        "    return a.applied == b.applied\n",
     ),
     Mutant(
         "the view of another cluster is accepted",
