@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from nodeagent.model.operation import NEXT, Stage
 
 INTERNALS = Path(__file__).resolve().parents[2] / "docs" / "internals"
@@ -66,3 +68,18 @@ def test_every_test_of_an_edge_exists() -> None:
             elif file:
                 assert (root / file).is_file(), f"{what}: there is no {file}"
         assert path, f"{what}: no test"
+
+
+NAMED_TEST = re.compile(r"(?:(tests/[\w/]+\.py))?::(test_\w+)")
+
+
+@pytest.mark.parametrize("page", ["metadata.md", "testing.md"])
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    """`::test_x` without a file is in the file named before it."""
+    missing, file = [], ""
+    for named, test in NAMED_TEST.findall((INTERNALS / page).read_text()):
+        file = named or file
+        source = INTERNALS.parents[1] / file
+        if not source.is_file() or f"def {test}(" not in source.read_text():
+            missing.append(f"{file}::{test}")
+    assert not missing

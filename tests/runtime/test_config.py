@@ -67,6 +67,17 @@ def test_mistake_is_named_with_its_line(old: str, new: str, message: str) -> Non
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(("every", "accepted"), [(5_000, True), (5_001, False), (0, False)])
+def test_a_node_must_ask_twice_within_the_tolerance(every: int, accepted: bool) -> None:
+    """Else a single late answer makes reads of the meta state fail in turn."""
+    text = f"{GOOD}meta_staleness_max_ms: 10000\nmeta_confirm_every_ms: {every}\n"
+    if accepted:
+        assert parse_config(text, "node.yaml").meta_confirm_every_ms == every
+        return
+    with pytest.raises(InvalidInput, match=r"node\.yaml:18: meta_confirm_every_ms: must be"):
+        parse_config(text, "node.yaml")
+
+
 @pytest.mark.parametrize("text", ["", "- a list", "just words", "a: &x [*x]"])
 def test_other_documents_are_refused(text: str) -> None:
     """Everything except a mapping of known settings is refused."""

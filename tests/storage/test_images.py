@@ -24,7 +24,7 @@ from nodeagent.model.image_format import (
 )
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.storage import layout
-from nodeagent.storage.images import Images, image_indexes, load_image
+from nodeagent.storage.images import Images, image_indexes, load_image, read_image
 from nodeagent.testing.disk import SimDisk
 from nodeagent.testing.volume import Fault, PowerCut
 from tests.meta.test_changes import Meta
@@ -225,6 +225,19 @@ def test_after_a_power_cut_at_any_step_a_state_is_served(seed: int) -> None:
         assert (state.applied if state is not None else 0) >= acknowledged
         assert not load_image(disk, META).faults
     raise AssertionError("the workload never ended")
+
+
+def test_the_rest_of_an_unfinished_image_is_not_continued() -> None:
+    """A crash left it; it is longer than the new image."""
+    disk, meta = SimDisk(), Meta()
+    aside = layout.tmp_path(f"image-{META}")
+    disk.mkdirs(layout.TMP)
+    with disk.create(aside) as file:
+        file.pwrite(0, bytes(1 << 20))
+        file.sync()
+    images(disk).save(header(meta.state), sections_of(meta.state.image))
+    (index,) = image_indexes(disk, META)
+    assert read_image(disk, META, index).verified() and not disk.exists(aside)
 
 
 def test_an_unreadable_sector_counts_as_damage() -> None:

@@ -170,7 +170,8 @@ class MetaStatus(msgspec.Struct, frozen=True):
     """Journal id of the newest validated image; 0 if there is none."""
 
     fallback: int = 0
-    """Journal id of the image before it, from which on the journal is retained; 0 if there is none."""
+    """Journal id of the image before it, from which on the journal is retained; 0 if there is none, or if no
+    image was saved since the node started."""
 
     pin: LogPin | None = None
     """Why the journal is not purged up to `fallback`."""
