@@ -31,6 +31,7 @@ DAY_MS = 24 * HOUR_MS
 JUMP_EVERY_MS = 2_000
 STALENESS_MS = 1_500
 META_READ_EVERY_MS = 50
+META_READERS = 5
 
 
 class MetaReader:
@@ -46,7 +47,8 @@ class MetaReader:
         self.stopping = False
 
     def start(self) -> None:
-        self._ask()
+        for _ in range(META_READERS):  # a node that is down answers only after a timeout
+            self._ask()
 
     def _ask(self) -> None:
         if self.stopping:
