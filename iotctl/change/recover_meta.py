@@ -13,7 +13,7 @@ import msgspec
 from iotctl.change.recover import Survivor, check_lost, log_ends
 from iotctl.errors import Partly, RefusedProblem
 from iotctl.observe.cluster import Cluster
-from iotctl.observe.collect import Facts, collect, current_of, replicas_of
+from iotctl.observe.collect import Facts, collect, current_of, freshest, has_quorum, replicas_of
 from iotctl.observe.model import DEAD
 from iotctl.observe.operations import open_operations
 from iotctl.observe.problems import without_dead
@@ -63,7 +63,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
     names = list(dict.fromkeys(nodes))
     view = check_lost(facts, names)
     replicas = replicas_of(facts, META)
-    newest = max(replicas.values(), key=lambda g: (g.term, g.commit), default=None)
+    newest = freshest(replicas)
     if newest is None:
         raise RefusedProblem("no node reported its journal; nothing was changed", next="iotctl meta status")
     voters = newest.voters
@@ -73,7 +73,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
             f"{silent[0]} is a voter of the meta group and does not answer; nothing was changed",
             next=f"start the agent of {silent[0]}, or name {silent[0]} too if it is permanently lost",
         )
-    if 2 * sum(v not in names for v in voters) > len(voters):
+    if has_quorum(voters, set(voters) - set(names)):
         raise RefusedProblem(
             f"the meta group has a majority without {', '.join(names)}; nothing was changed",
             why=f"its voters are {', '.join(voters)}",
@@ -142,8 +142,8 @@ def recover(
 
 
 def _following(found: MetaRecovery, view: MetaView) -> str:
-    if open_operations(view):
-        return f"iotctl ops wait {open_operations(view)[0].id}"
+    for operation in open_operations(view):
+        return f"iotctl ops wait {operation.id}"
     if found.lost_groups:
         return f"iotctl cluster recover {' '.join(found.nodes)}"
     return without_dead(view, found.nodes[0])

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from iotctl.observe.collect import Facts, current_of, has_quorum, replicas_of, voting
+from iotctl.observe.collect import Facts, current_of, freshest, has_quorum, replicas_of, voting
 from nodeagent.model.ids import META
 from nodeagent.model.requests import NodeStatus
 
@@ -47,11 +47,11 @@ class MetaGroupView(msgspec.Struct, frozen=True):
 def meta_group(facts: Facts) -> MetaGroupView:
     replicas = replicas_of(facts, META)
     leader, group = current_of(replicas)
-    newest = group or max(replicas.values(), key=lambda g: (g.term, g.commit), default=None)
+    newest = group or freshest(replicas)
     voters = list(newest.voters) if newest is not None else []
     names = {n.node for n in facts.view.nodes} if facts.view is not None else set()
     rows = [_row(n, facts.statuses.get(n), voters, facts) for n in sorted(names | {*facts.statuses, *voters})]
-    quorum = has_quorum(voters, voting(facts, META)) if voters else False
+    quorum = has_quorum(voters, voting(facts, META))
     return MetaGroupView(leader, newest.term if newest is not None else None, quorum, voters, rows)
 
 

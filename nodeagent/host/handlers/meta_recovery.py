@@ -53,8 +53,7 @@ class MetaRecovery:
         if unknown is not None or not nodes:
             why = f"the cluster has no node {unknown}" if unknown is not None else "no lost node is named"
             return ErrorReply("not_found", f"{UNCHANGED}: {why}", "iotctl cluster nodes")
-        voters = log.config.voters
-        if 2 * sum(v not in nodes for v in voters) > len(voters):
+        if sum(v not in nodes for v in log.config.voters) >= log.config.quorum:
             what = f"{UNCHANGED}: it has a majority without {', '.join(nodes)}"
             return ErrorReply("refused", what, "iotctl cluster remove-node NODE --dead")
         return next(filter(None, map(self._check_silent, nodes)), None)
