@@ -25,7 +25,8 @@ from iotctl.observe.cluster import cluster_spec
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import NodeAgentError, Overloaded
-from tests.cluster.world import World, until
+from tests.cluster.world import World
+from tests.waiting import until
 
 SIZE_MB, MORE_MB = 64, 64
 RESUME_S = 30.0

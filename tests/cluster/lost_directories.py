@@ -20,7 +20,8 @@ from iotctl.demo.generate import TAG, Fleet, generate
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import NodeAgentError
-from tests.cluster.world import World, until
+from tests.cluster.world import World
+from tests.waiting import until
 
 DATA = Fleet(storage_groups=6, weeks=6, step_ms=12 * 3_600_000)
 EXIT_DAMAGED = 7

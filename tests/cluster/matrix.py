@@ -25,7 +25,8 @@ from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import SetFailpoints
 from nodeagent.partition.ranges import to_slots
-from tests.cluster.world import World, copy_of, kill_session, until
+from tests.cluster.world import World, copy_of, kill_session
+from tests.waiting import until
 
 KINDS = ("add-node", "remove-node")
 STAGES = ("PLANNED", "SEALED", "OPEN", "RECONFIGURING", "COPYING", "CLEANUP", "DONE")

@@ -35,7 +35,8 @@ from nodeagent.model.requests import BeginChange, NodeStatus
 from nodeagent.partition.hash import shard_of, slot_of, time_partition
 from nodeagent.partition.ranges import from_slots, to_slots
 from nodeagent.storage.leftovers import KINDS
-from tests.cluster.world import DATA, NONEMPTY_MIN, POLL_S, WRITE_PAUSE_S, World, copy_of, until
+from tests.cluster.world import DATA, NONEMPTY_MIN, WRITE_PAUSE_S, World, copy_of
+from tests.waiting import POLL_S, until
 
 OPERATIONS = 10
 NODES_MIN, NODES_MAX = 4, 6

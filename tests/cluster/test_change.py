@@ -10,11 +10,12 @@ import pytest
 from iotctl.observe.operations import control
 from nodeagent.model.operation import Operation, Stage
 from tests.cluster.conftest import MakeWorld
-from tests.cluster.world import NONEMPTY_MIN, Said, World, gaining_members, kill_session, until
+from tests.cluster.world import NONEMPTY_MIN, Said, World, gaining_members, kill_session
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.spark]
 
-SLOW, FAST = "8KB/s", "200MB/s"
+SLOW, FAST = "1KB/s", "200MB/s"
 
 
 @dataclass

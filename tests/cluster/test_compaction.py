@@ -13,7 +13,8 @@ from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import InvalidInput
 from nodeagent.model.files import FileMeta
 from nodeagent.model.requests import DeleteRows, OpenSession, SessionOpened
-from tests.cluster.world import World, until
+from tests.cluster.world import World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
 

@@ -16,7 +16,8 @@ from nodeagent.model.errors import Damaged, NodeAgentError
 from nodeagent.model.files import FileMeta, ScanSpec
 from nodeagent.model.requests import ErrorReply, RowsScanned, ScanRows
 from tests.cluster.conftest import MakeWorld
-from tests.cluster.world import World, flip, until
+from tests.cluster.world import World, flip
+from tests.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
 

@@ -12,7 +12,8 @@ from iotctl.fleet.ports import take_ports
 from iotctl.observe.operations import control
 from nodeagent.model.operation import Stage
 from tests.cluster.conftest import MakeWorld
-from tests.cluster.world import World, until
+from tests.cluster.world import World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
 

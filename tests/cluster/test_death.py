@@ -9,7 +9,8 @@ from iotctl.observe.operations import control
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.partition.ranges import to_slots
 from tests.cluster.conftest import MakeWorld
-from tests.cluster.world import World, flip, gaining_members, until
+from tests.cluster.world import World, flip, gaining_members
+from tests.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
 

@@ -42,9 +42,10 @@ from nodeagent.transport.endpoints import dial
 from nodeagent.transport.tls import Identity, client_context
 from nodeagent.wire.frames import HEAD, NUMBERED_HEAD, PROTOCOL, Kind
 from tests.cluster.conftest import MakeWorld
-from tests.cluster.world import World, until
+from tests.cluster.world import World
 from tests.extremes import Extremes
 from tests.runtime.links import Recorder
+from tests.waiting import until
 
 pytestmark = pytest.mark.real
 

@@ -12,7 +12,8 @@ from iotctl.observe.operations import control
 from nodeagent.model.config import ClusterSettings, RaftSettings
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Stage
-from tests.cluster.world import World, until
+from tests.cluster.world import World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
 

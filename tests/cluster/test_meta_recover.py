@@ -14,7 +14,8 @@ from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Stage
 from nodeagent.model.requests import GetMeta
-from tests.cluster.world import World, until
+from tests.cluster.world import World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
 

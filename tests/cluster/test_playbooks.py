@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from nodeagent.client.blocking import BlockingCluster
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.requests import BeginChange
 from nodeagent.partition.ranges import from_slots, to_slots
+from tests.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
 
@@ -132,10 +132,12 @@ def test_a_killed_rolling_restart_is_completed(place: Place) -> None:
     with place.connect() as cluster:
         rolling = subprocess.Popen([sys.executable, "-m", "iotctl", *words], stderr=subprocess.DEVNULL)
         try:
-            deadline = time.monotonic() + 60.0
-            while not (left := [n.node for n in cluster.meta().nodes if n.draining]):
-                assert rolling.poll() is None and time.monotonic() < deadline
-                time.sleep(0.01)
+
+            def draining() -> list[str]:
+                assert rolling.poll() is None
+                return [n.node for n in cluster.meta().nodes if n.draining]
+
+            left = until(draining, 60.0, poll_s=0.01)
         finally:
             rolling.kill()
             rolling.wait()
@@ -202,10 +204,7 @@ def test_a_dead_node_is_replaced(place: Place) -> None:
     """It is replaced only after enough silence; a second run changes nothing."""
     LocalFleet(place.directory / "fleet").kill("node4")
     look = ("cluster", "replace-node", "node4", "node6", "--dead", "--dry-run")
-    deadline = time.monotonic() + 60.0
-    while place.iotctl(*look)[0]:
-        assert time.monotonic() < deadline, place.iotctl(*look)[2]
-        time.sleep(0.5)
+    until(lambda: place.iotctl(*look)[0] == 0, 60.0, lambda: place.iotctl(*look)[2], poll_s=0.5)
     given = ("old=node4", "new=node6", "confirm=plant", "depth=manifest")
     assert place.playbook("check", "replace-dead-node", *given)["changed"] == 1
     assert place.resumed("replace-dead-node", "intent:replace", *given)["changed"] == 1

@@ -9,7 +9,8 @@ from iotctl.change.execute import SILENT_MS
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.requests import GetMeta
 from tests.cluster.conftest import MakeWorld
-from tests.cluster.world import World, until
+from tests.cluster.world import World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
 

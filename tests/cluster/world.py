@@ -12,11 +12,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
@@ -36,16 +36,13 @@ from nodeagent.model.files import FileMeta
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import NodeStatus
 from nodeagent.partition.hash import shard_of, slot_of, time_partition
+from tests.waiting import until
 
 DATA = Fleet(storage_groups=40, weeks=52, step_ms=12 * 3_600_000)
 NONEMPTY_MIN = 1_500
 PLACES = 48
 WRITE_PAUSE_S = 0.025
 """Pause of the writer after each row: it shares its processors with the fleet."""
-
-POLL_S = 0.05
-
-T = TypeVar("T")
 
 Place = tuple[str, int]
 """Storage group and time (ms) of a row."""
@@ -341,17 +338,6 @@ def flip(path: Path, at: int, length: int = 1) -> None:
     temporary = path.with_name(path.name + ".flipped")
     temporary.write_bytes(content)
     temporary.replace(path)
-
-
-def until(probe: Callable[[], T | None], timeout_s: float, why: Callable[[], str]) -> T:
-    """Return the first true result of `probe`; fail with `why()` after the timeout."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = probe()
-        if found:
-            return found
-        assert time.monotonic() < deadline, why()
-        time.sleep(POLL_S)
 
 
 def gaining_members(operation: Operation) -> set[str]:

@@ -11,8 +11,9 @@ from iotctl.fleet.local import Command, LocalFleet
 from nodeagent import __version__
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.features import FIRST, SPOKEN
-from tests.cluster.world import World, until
+from tests.cluster.world import World
 from tests.compat import golden
+from tests.waiting import until
 
 pytestmark = pytest.mark.real
 NODES = ("node1", "node2", "node3")

@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from iotctl.lifecycle import deploy as deploying
 from nodeagent.client import identity
 from nodeagent.client.blocking import BlockingCluster
 from tests.fleet.plant import Plant, machines
+from tests.waiting import until
 
 pytestmark = pytest.mark.real
 
@@ -113,7 +115,7 @@ def test_a_second_deploy_changes_nothing(plant: Plant) -> None:
 def test_an_agent_that_dies_is_restarted(plant: Plant) -> None:
     old = plant.pid("node2")
     os.kill(old, signal.SIGKILL)
-    _until(lambda: plant.pid("node2") not in (0, old))
+    until(lambda: plant.pid("node2") not in (0, old))
     assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
 
 
@@ -277,11 +279,8 @@ def test_one_command_renews_certificates_that_have_all_expired(plant: Plant) -> 
     starts = {n: log.read_text().count('"event":"started"') for n, log in logs.items()}
     assert plant.iotctl("cluster", "stop", "--yes")[0] == 0  # as if the agents had restarted after the expiry
     assert plant.iotctl("cluster", "start")[0] == 0
-    deadline = time.monotonic() + 30.0
-    while any(log.read_text().count('"event":"started"') == starts[n] for n, log in logs.items()):
-        # An agent that loads its certificate during the renewal ends and is restarted.
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    # An agent that loads its certificate during the renewal ends and is restarted.
+    until(lambda: all(log.read_text().count('"event":"started"') > starts[n] for n, log in logs.items()))
     pids = plant.pids()
     code, out, _ = plant.iotctl("cluster", "status", "--timeout", "5s")
     assert code == 4
@@ -313,7 +312,7 @@ def wait_for_files(plant: Plant, closed: dict[str, int]) -> None:
     with plant.connect() as cluster:
         for group in cluster.meta().groups:
             for member in group.members:
-                _until(lambda m=member, g=group.group: has_all_files(cluster, m, g, closed[g]))
+                until(partial(has_all_files, cluster, member, group.group, closed[group.group]))
 
 
 def has_all_files(cluster: BlockingCluster, member: str, group: str, index: int) -> bool:
@@ -436,10 +435,3 @@ def _meta(plant: Plant) -> Any:
         return cluster.meta(strong=True)
     finally:
         cluster.close()
-
-
-def _until(probe: Any, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not probe():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

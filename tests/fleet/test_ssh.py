@@ -23,6 +23,7 @@ from iotctl.fleet.known_hosts import HostKey, KnownHosts
 from iotctl.fleet.ssh import Connector
 from iotctl.fleet.ssh_config import CONFIG, Target, route_of
 from tests.fleet.sshd import Sshd, make_key
+from tests.waiting import until
 
 pytestmark = pytest.mark.real
 
@@ -112,13 +113,6 @@ def begun_with(
             yield made
         finally:
             made.close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_command_that_does_not_end_times_out(

@@ -8,8 +8,7 @@ import shutil
 import signal
 import ssl
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -19,6 +18,7 @@ import yaml
 
 from tests.fleet.plant import Plant
 from tests.fleet.systemd import ASKED, FREE, LOGIN, LOGIN_ID, Machine, NoBoot, booted
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.systemd, pytest.mark.timeout(120)]
 
@@ -117,7 +117,7 @@ def test_systemd_restarts_an_agent_that_dies(plant: Plant) -> None:
     old = plant.pid("node2")
     assert _show(plant, "node2", "NRestarts") == ["0"], _said(plant, "node2")
     os.kill(old, signal.SIGKILL)
-    _until(lambda: plant.pid("node2") not in (0, old))
+    until(lambda: plant.pid("node2") not in (0, old))
     assert _show(plant, "node2", "NRestarts") == ["1"], _said(plant, "node2")
     _healthy(plant)
 
@@ -173,7 +173,7 @@ def test_an_edited_unit_is_repaired(plant: Plant) -> None:
 def test_a_running_agent_loads_its_renewed_certificate(plant: Plant) -> None:
     pids, old = plant.pids(), _shown_certificate(plant, "node1")
     assert plant.json("cert", "renew", "--within", "3650d", "--yes")["changed"] == 4
-    _until(lambda: _shown_certificate(plant, "node1") != old)
+    until(lambda: _shown_certificate(plant, "node1") != old)
     kept = (plant.home("node1") / "tls" / "node.pem").read_text()
     assert _shown_certificate(plant, "node1").strip() in kept
     assert plant.pids() == pids
@@ -235,7 +235,7 @@ def test_a_user_with_sudo_deploys_units(ops: Plant) -> None:
 def test_a_user_with_sudo_renews_stops_and_starts(ops: Plant) -> None:
     pid, old = ops.pid("node1"), _shown_certificate(ops, "node1")
     assert ops.json("cert", "renew", "--within", "3650d", "--yes")["changed"] == 2
-    _until(lambda: _shown_certificate(ops, "node1") != old)
+    until(lambda: _shown_certificate(ops, "node1") != old)
     assert ops.pid("node1") == pid
     assert ops.json("cluster", "stop", "--yes")["nodes"] == ["node1"] and ops.pid("node1") == 0
     assert ops.json("cluster", "start")["nodes"] == ["node1"] and ops.pid("node1") not in (0, pid)
@@ -327,10 +327,3 @@ def _sudoers(plant: Plant, text: str) -> None:
 
 def _healthy(plant: Plant) -> None:
     assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
-
-
-def _until(probe: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not probe():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from nodeagent.model.errors import OutcomeUnknown, Refused
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import BeginChange, NodeStatus
 from tests.iotctl.fakes import FakeCluster, iotctl, make_operation
+from tests.waiting import until
 
 SETTINGS = ClusterSettings(name="plant", slots=50)
 
@@ -78,12 +78,6 @@ def test_a_node_that_is_archived_while_nodes_are_listed_is_left_out(fleet: Local
     assert [n.name for n in fleet.nodes()] == ["node1", "node3"]
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-
-
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[LocalFleet]:
     made = LocalFleet(tmp_path / "fleet", sleeper)
@@ -120,7 +114,7 @@ def test_start_is_idempotent_and_stop_keeps_the_data(fleet: LocalFleet) -> None:
     pids = {n.name: n.pid for n in fleet.nodes()}
     assert all(pids.values())
     assert fleet.kill("node2")
-    eventually(lambda: fleet.nodes()[1].pid is None)
+    until(lambda: fleet.nodes()[1].pid is None)
     assert fleet.start() == ["node2"]
     assert {n.name: n.pid for n in fleet.nodes() if n.name != "node2"} == {
         k: v for k, v in pids.items() if k != "node2"
@@ -159,7 +153,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path
     fleet = LocalFleet(tmp_path / "f", stubborn)
     fleet.create(SETTINGS, 1, node_settings={})
     fleet.start()
-    eventually(lambda: "up" in fleet.log_tail("node1"))
+    until(lambda: "up" in fleet.log_tail("node1"))
     pid = fleet.nodes()[0].pid
     assert pid is not None
     killed = process.stop([fleet.directory / "node1" / "agent.pid"], grace_s=0.2)

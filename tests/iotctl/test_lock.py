@@ -4,8 +4,7 @@ import io
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from nodeagent.client.spec import ClusterSpec
 from nodeagent.model.errors import NodeAgentError, Refused, Unavailable
 from nodeagent.model.operation import Operation
 from nodeagent.model.requests import BeginChange, DropLock, MetaView, NodeStatus, TakeLock
+from tests.waiting import until
 
 from .fakes import NOW_MS, SPEC, FakeCluster, Ran, iotctl
 from .test_rolling import FakeAgents
@@ -225,13 +225,6 @@ def test_the_lock_of_a_process_that_died_on_this_machine_is_taken(place: Path) -
     hold(cluster, mine)
     with pytest.raises(BusyProblem, match="cluster restart node1"), HeldLock(cluster, "x", "bob", NOW_MS):
         pass
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_lock_is_renewed_and_its_loss_is_detected(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

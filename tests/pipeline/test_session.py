@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from iotctl.pipeline.executors import is_local
 from iotctl.pipeline.session import check_java, java_major, with_retries
 from nodeagent.model.errors import Refused
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,17 @@ def test_a_signal_ends_spark_silently(tmp_path: Path, number: signal.Signals, co
     started = tmp_path / "started"
     program = [sys.executable, "-m", "tests.pipeline.ended_by_signal", str(started)]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        deadline = time.monotonic() + 60
-        while not started.exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: started.exists() or process.poll() is not None, 60)
+        assert process.poll() is None
         (os.killpg if number is signal.SIGINT else os.kill)(process.pid, number)
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (code, "")
-    with pytest.raises(ProcessLookupError):  # Spark's workers end when they notice that the JVM has ended
-        while time.monotonic() < deadline:
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
+    until(lambda: _is_gone(process.pid), 60)  # Spark's workers end when they notice that the JVM has ended
+
+
+def _is_gone(session: int) -> bool:
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return True
+    return False

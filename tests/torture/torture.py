@@ -31,8 +31,9 @@ from iotctl.fleet.local import LocalFleet, agent_command
 from iotctl.observe.cluster import cluster_spec
 from nodeagent.model.config import ClusterSettings
 from tests.cluster.random_ops import check_files
-from tests.cluster.world import World, until
+from tests.cluster.world import World
 from tests.torture.history import History, make_lanes, schemas
+from tests.waiting import until
 
 NODES = 5
 DISK_MIB = 192
