@@ -59,3 +59,8 @@ def span_text(seconds: float | None) -> str:
 def count_text(count: int | None) -> str:
     """Digits in groups of three, as in `26 115`; `-` if unknown."""
     return "-" if count is None else f"{count:,}".replace(",", " ")
+
+
+def or_dash(value: int | None) -> int | str:
+    """The number; `-` if unknown."""
+    return "-" if value is None else value

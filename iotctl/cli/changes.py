@@ -198,10 +198,8 @@ def execute_plan(
     session: Session, plan: Plan, request: ChangeRequest, *, question: str, yes: bool, dry_run: bool
 ) -> int:
     """Show a plan, ask, execute it and watch it."""
-    from iotctl.change.execute import ClusterLock, check_plan, execute
+    from iotctl.change.execute import check_plan
     from iotctl.cli import views
-    from iotctl.cli.provisioning import provisioning
-    from iotctl.cli.watching import operation_progress
     from iotctl.observe.facts import spec_hash
     from iotctl.plan.apply import check_fresh
 
@@ -220,17 +218,7 @@ def execute_plan(
     if session.fleet is None and any(s.kind in ("add", "replace") for s in plan.steps):
         session.output.note("a new node whose agent does not answer is deployed over SSH first")
     session.confirm(question, yes=yes)
-    with session.progress() as progress, provisioning(session, progress) as provisioner:
-        done = execute(
-            lambda: session.cluster,
-            session.source,
-            plan,
-            request,
-            provisioner=provisioner,
-            on_note=session.output.note,
-            on_update=operation_progress(progress),
-            lock=ClusterLock(session.locked, session.check_lock),
-        )
+    done = run_plan(session, plan, request)
     _emit_change(session, done, [s.node or "-" for s in plan.steps])
     if done.state not in ("done", "running") or not request.wait:
         operation = done.operations[-1]
@@ -241,6 +229,25 @@ def execute_plan(
         }.get(done.state, f"iotctl cluster wait --for op={operation}")
         session.output.note(f"next: {following}")
     return 0
+
+
+def run_plan(session: Session, plan: Plan, request: ChangeRequest) -> Executed:
+    """Execute a plan and watch it; see `iotctl.change.execute.execute`."""
+    from iotctl.change.execute import ClusterLock, execute
+    from iotctl.cli.provisioning import provisioning
+    from iotctl.cli.watching import operation_progress
+
+    with session.progress() as progress, provisioning(session, progress) as provisioner:
+        return execute(
+            lambda: session.cluster,
+            session.source,
+            plan,
+            request,
+            provisioner=provisioner,
+            on_note=session.output.note,
+            on_update=operation_progress(progress),
+            lock=ClusterLock(session.locked, session.check_lock),
+        )
 
 
 def _emit_change(session: Session, done: Executed, nodes: list[str]) -> None:

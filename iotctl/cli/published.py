@@ -14,6 +14,7 @@ from iotctl.change.levels import FeatureLevel
 from iotctl.change.lock import Unlocked
 from iotctl.change.recover import Recovery
 from iotctl.change.recover_meta import MetaRecovery
+from iotctl.change.restore_meta import MetaRestore
 from iotctl.fleet.local import FleetNode
 from iotctl.lifecycle.certificates import Certificates
 from iotctl.lifecycle.deploy import Deployed, DeployPlan
@@ -22,6 +23,7 @@ from iotctl.lifecycle.hosts import Enrolment, HostsChecked
 from iotctl.lifecycle.initialise import Initialised
 from iotctl.lifecycle.rolling import RestartPlan, RestartReport
 from iotctl.observe.audit import AuditLog, Checked, Exported
+from iotctl.observe.backup import MetaBackup
 from iotctl.observe.bundle import Bundle
 from iotctl.observe.events import Events
 from iotctl.observe.layout import RingView, SlotsView
@@ -198,7 +200,9 @@ BODIES: dict[str, Any] = {
     "local-down": LocalFleetView,
     "local-status": LocalFleetView,
     "local-up": LocalFleetView,
+    "meta-backup": MetaBackup,
     "meta-recover": MetaRecovery,
+    "meta-restore": MetaRestore,
     "meta-status": MetaGroupView,
     "migrate": MigrateReport,
     "operations": Operations,

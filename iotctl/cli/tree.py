@@ -43,7 +43,7 @@ COMMANDS = (
 GROUPS = (
     Branch("local", "local", "Run a fleet on this machine."),
     Branch("cluster", "cluster", "Inspect a cluster and change its nodes."),
-    Branch("meta", "meta", "Inspect and recover the meta group, which holds the cluster's metadata."),
+    Branch("meta", "meta", "Inspect, back up and recover the cluster's metadata."),
     Branch("plan", "plan", "Show what a change would do, without making it."),
     Branch("ops", "ops", "List, watch and control operations."),
     Branch("data", "data", "Write, read, import, export and delete rows."),

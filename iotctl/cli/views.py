@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iotctl.humanize import bytes_text, count_text, row_time_text, span_text, time_text
+from iotctl.humanize import bytes_text, count_text, or_dash, row_time_text, span_text, time_text
 from iotctl.output.table import Table
 
 if TYPE_CHECKING:
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from iotctl.change.draining import Drained
     from iotctl.change.levels import FeatureLevel
     from iotctl.change.recover import Recovery
-    from iotctl.change.recover_meta import MetaRecovery
     from iotctl.observe.audit import AuditLog
     from iotctl.observe.bundle import Bundle
     from iotctl.observe.events import Events
     from iotctl.observe.layout import RingView, SlotsView
-    from iotctl.observe.meta import MetaGroupView
     from iotctl.observe.model import ClusterStatus
     from iotctl.observe.operations import OperationRow
     from iotctl.observe.route import RouteView
@@ -58,8 +56,8 @@ def node_table(s: ClusterStatus) -> Table:
             f"{n.host}:{n.port}",
             n.state if n.reachable else f"unreachable ({n.state})",
             n.role,
-            _or_dash(n.slots),
-            _or_dash(n.groups_led),
+            or_dash(n.slots),
+            or_dash(n.groups_led),
             bytes_text(n.bytes),
             count_text(n.rows),
             span_text(None if n.lag_ms is None else n.lag_ms / 1000),
@@ -80,26 +78,6 @@ def node_table(s: ClusterStatus) -> Table:
 def audit_table(log: AuditLog) -> Table:
     rows = [(r.number, time_text(r.time_ms), r.by or "-", r.what, r.digest) for r in log.lines]
     return Table(("line", "time", "by", "what", "digest"), rows, wide=1)
-
-
-def meta_tables(m: MetaGroupView) -> list[Table | str]:
-    rows = [
-        (
-            *(n.node, n.role or "no answer", span_text(_seconds(n.since_ms)), _or_dash(n.first)),
-            *(_or_dash(n.last), _or_dash(n.applied), span_text(_seconds(n.age_ms)), _or_dash(n.image)),
-            *(_or_dash(n.fallback), n.pinned_by or "-", n.error or n.why),
-        )
-        for n in m.nodes
-    ]
-    quorum = "quorum" if m.quorum else "QUORUM LOST"
-    head = f"meta leader {m.leader or 'none'} (term {_or_dash(m.term)}), {quorum}\n"
-    head += f"voters {' '.join(m.voters)}"
-    columns = ("node", "role", "since", "first", "last", "applied", "age", "image")
-    return [head, Table((*columns, "older image", "pinned by", "why"), rows, wide=3)]
-
-
-def _seconds(ms: int | None) -> float | None:
-    return None if ms is None else ms / 1000
 
 
 def group_table(s: ClusterStatus) -> Table:
@@ -263,7 +241,7 @@ def bundle_tables(b: Bundle) -> list[Table | str]:
 
 
 def level_tables(found: FeatureLevel) -> list[Table | str]:
-    rows = [(node, _or_dash(level)) for node, level in found.nodes.items()]
+    rows = [(node, or_dash(level)) for node, level in found.nodes.items()]
     return [f"feature level {found.level}", Table(("node", "supports up to"), rows)]
 
 
@@ -324,25 +302,6 @@ def recover_tables(r: Recovery) -> list[Table | str]:
     return parts
 
 
-def meta_recovery_tables(r: MetaRecovery) -> list[Table | str]:
-    rows = [
-        (
-            *(s.node, "yes" if s.node in r.voters else "no", s.last_term, s.last, s.behind),
-            "yes" if s.node == r.leader else "",
-        )
-        for s in r.survivors
-    ]
-    columns = ("node", "voter", "last term", "last entry", "behind", "will lead" if not r.done else "leads")
-    head = f"permanently lost: {', '.join(r.nodes)}\nvoters so far: {', '.join(r.voters)}"
-    parts: list[Table | str] = [head, Table(columns, rows, title="recovered" if r.done else "living nodes")]
-    parts.append(f"lost: journal entries after {r.last} that only these nodes had; the amount is unknown")
-    if r.operation:
-        parts.append(f"open: {r.operation}, which continues without the lost nodes")
-    if r.lost_groups:
-        parts.append(f"data groups without a majority: {', '.join(r.lost_groups)}")
-    return parts
-
-
 def plan_tables(plan: Plan) -> list[Table]:
     """The rows of `iotctl.plan.render`, with units for bytes and seconds."""
     from iotctl.plan.render import render
@@ -376,7 +335,3 @@ def _plan_cell(row: Sequence[object], at: int, cell: object) -> object:
         if row[0] == "seconds":
             return span_text(cell)
     return cell
-
-
-def _or_dash(value: int | None) -> object:
-    return "-" if value is None else value

@@ -32,6 +32,7 @@ from nodeagent.partition.planner import (
     Places,
     plan_adds,
     plan_members,
+    plan_placement,
     plan_rebalance,
     plan_removes,
     plan_replace,
@@ -211,6 +212,17 @@ def make_rebalance(facts: ClusterFacts, strategy: str = "slots", moves_max: int 
     return msgspec.structs.replace(
         plan, strategy=strategy, summary=summary, group_loads=_group_loads(facts, final)
     )
+
+
+def make_placement(facts: ClusterFacts, wanted: PartitionTable) -> Plan:
+    """Give each slot the owner that it has in `wanted`, a table of the same ring. The plan is empty if no
+    slot has to move.
+
+    Raises:
+        ValueError: the tables differ in their rings or in their number of slots.
+    """
+    change = plan_placement(facts.table, wanted, facts.replicas)
+    return _plan(REBALANCE, facts, () if change is None else (change,), ())
 
 
 def _group_loads(facts: ClusterFacts, final: PartitionTable) -> tuple[GroupLoad, ...]:

@@ -47,7 +47,7 @@ END_S = 2.0
 _T = TypeVar("_T")
 
 
-class BlockingCluster:
+class BlockingCluster(contextlib.AbstractContextManager["BlockingCluster"]):
     """See `Cluster` for each method. Close it, or use it in a `with` block."""
 
     def __init__(self, cluster: Cluster, loop: LoopThread) -> None:
@@ -71,9 +71,6 @@ class BlockingCluster:
             with contextlib.suppress(Unavailable):  # another thread is closing it
                 self._loop.run(self._cluster.close())
             self._loop.stop()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -264,6 +261,9 @@ class BlockingCluster:
 
     def manifest(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> ManifestReply:
         return self._loop.run(self._cluster.files.manifest(node, group, slots))
+
+    def back_up_meta(self, node: NodeId) -> bytes:
+        return self._loop.run(self._cluster.files.back_up_meta(node))
 
     def close_all(self, group: GroupId, slots: Ranges = ()) -> int:
         """Close the group's open partitions of `slots` (() for all); return the log index of the close."""

@@ -9,6 +9,7 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.limits import CHUNK_BYTES
 from nodeagent.model.operation import Ranges
 from nodeagent.model.requests import (
+    BackUpMeta,
     CheckFiles,
     Chunk,
     ExportFiles,
@@ -21,8 +22,10 @@ from nodeagent.model.requests import (
     Reply,
     Request,
     SourceOpened,
+    StateOffered,
     UnitPulled,
 )
+from nodeagent.model.requests.files import PAYLOAD
 
 CHECK_TIMEOUT_S = 600.0
 """Longer than for other requests: the disk and the network limit how fast files are hashed or copied."""
@@ -81,6 +84,11 @@ class Files:
                     expected=chunk.size,
                     found=len(content),
                 )
+
+    async def back_up_meta(self, node: NodeId) -> bytes:
+        """An image of the node's meta state, which has everything acknowledged before; not verified."""
+        offered = await self._expect(node, BackUpMeta(), StateOffered, CHECK_TIMEOUT_S)
+        return await self.fetch(node, offered.snapshot, PAYLOAD)
 
     async def _expect(
         self, node: NodeId, request: Request, kind: type[_R], timeout_s: float | None = None

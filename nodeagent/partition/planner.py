@@ -199,6 +199,22 @@ def plan_rebalance(
     return change_between(ChangeKind.MOVE, "", table, new, replicas)
 
 
+def plan_placement(table: PartitionTable, wanted: PartitionTable, replicas: int) -> Change | None:
+    """Move slots until each has the owner that it has in `wanted`; None if no slot must move.
+
+    Raises:
+        ValueError: the tables differ in their rings or in their number of slots.
+    """
+    if table.ring.names != wanted.ring.names or table.slots != wanted.slots:
+        raise ValueError("the tables have other rings or numbers of slots")
+    final = wanted.owners.astype(np.int64)
+    moving = np.flatnonzero(table.owners != final)
+    if not moving.size:
+        return None
+    new = table.moved(_gains(moving, final, table.ring.names), table.ring, table.version + 1)
+    return change_between(ChangeKind.MOVE, "", table, new, replicas)
+
+
 def _most_useful(
     now: OwnerIndex, final: OwnerIndex, weights: Sequence[float], sizes: ByteArray | None, moves_max: int
 ) -> OwnerIndex:

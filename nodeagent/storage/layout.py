@@ -17,10 +17,11 @@ import re
 from nodeagent.model.errors import InvalidName
 from nodeagent.model.ids import GroupId
 from nodeagent.model.limits import SLOTS_MAX
+from nodeagent.model.requests.files import PAYLOAD as PAYLOAD
 
 GROUPS, STAGING, SNAPSHOTS, TMP = "groups", "staging", "snapshots", "tmp"
 QUARANTINE = "quarantine"
-INDEX, PAYLOAD = "index", "payload"
+INDEX = "index"
 PART = ".part"
 IMAGE = "image."
 

@@ -17,6 +17,7 @@ from nodeagent.client.report import DeleteReport
 from nodeagent.client.spec import ClusterSpec
 from nodeagent.meta import commands
 from nodeagent.meta.state import MetaState
+from nodeagent.meta.tables import merge_schema
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import BY_CODE, NodeAgentError, NotFound, Unavailable
@@ -154,6 +155,9 @@ class FakeCluster:
     """Nodes that do not learn that the feature level was raised."""
 
     raised: list[int] = field(default_factory=list)
+    image: bytes = b""
+    """What `back_up_meta` returns."""
+
     closed: bool = False
     looks: int = 0
     """How often the meta view was requested."""
@@ -288,6 +292,11 @@ class FakeCluster:
             raise Unavailable(f"{node} refused the connection")
         return ManifestReply(group, node, 9, 9, 0, self.files(group))
 
+    def back_up_meta(self, node: str) -> bytes:
+        if node in self.down:
+            raise Unavailable(f"{node} refused the connection")
+        return self.image
+
     def files(self, group: str) -> tuple[FileMeta, ...]:
         owner = group.partition(".")[0]
         slots = [s for start, end, h in self.view().owners if h == owner for s in range(start, end)]
@@ -386,10 +395,15 @@ class FakeCluster:
         return list(self.tables)
 
     def put_schema(self, schema: TableSchema, ttl_ms: int | None = None) -> TableSchema:
-        at = [(t.storage_group, t.table) for t in self.tables].index((schema.storage_group, schema.table))
-        if ttl_ms is not None:
-            self.tables[at] = msgspec.structs.replace(self.tables[at], ttl_ms=ttl_ms)
-        return self.tables[at]
+        if self.error is not None:
+            raise self.error
+        known = {(t.storage_group, t.table): t for t in self.tables}
+        name = schema.storage_group, schema.table
+        merged = merge_schema(known.get(name), schema)
+        assert isinstance(merged, TableSchema), merged
+        known[name] = merged if ttl_ms is None else msgspec.structs.replace(merged, ttl_ms=ttl_ms)
+        self.tables = list(known.values())
+        return known[name]
 
     def write(
         self, storage_group: str, table: str, data: pa.Table, *, tags: Sequence[str] | None = None

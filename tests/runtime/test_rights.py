@@ -26,7 +26,7 @@ def test_rights() -> None:
     assert set(KINDS) - of("admin") == {"Forward", "CheckStatus", "GetSealedSessions", "OfferState"}
     assert set(KINDS) - of("node") == {
         *("RepairFile", "ForceRecover", "RaiseLevel", "TakeLock", "DropLock", "RecordRun", "DropTable"),
-        "RecoverMeta",
+        *("RecoverMeta", "BackUpMeta"),
     }
     assert of("guest") == {"CheckStatus"}
     assert of("nobody") == set()

@@ -1,15 +1,22 @@
 """Damaged images of the meta state in a running cluster: the same state is served, and the damage is
 reported."""
 
+from functools import partial
+
 import pytest
 
+from nodeagent.meta.sections import image_of
 from nodeagent.model import requests as q
+from nodeagent.model.features import SPOKEN
 from nodeagent.model.ids import META
 from nodeagent.model.image_format import FRAME_HEAD_BYTES, ImageBytes
+from nodeagent.model.limits import CHUNK_BYTES
+from nodeagent.model.requests.files import PAYLOAD
 from nodeagent.storage import layout
 from nodeagent.storage.images import image_indexes, read_image
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import CLIENT
 from tests.sim.test_cases import formed
 
 
@@ -157,3 +164,26 @@ def test_an_older_image_that_the_log_does_not_continue_is_not_used() -> None:
     scenario.until(lambda: META not in node.host.replicas.damaged, "an image is fetched")
     assert scenario.sim.seen["note", "meta_fetched"] == 1
     serves_the_newest_state(scenario, node)
+
+
+@pytest.mark.parametrize("seed", [3, 5, 8])
+def test_a_backup_has_everything_acknowledged_before_it(seed: int) -> None:
+    """On every node, also on one that lags: it waits for the entry, or it answers that it cannot know."""
+    scenario = with_images(seed)
+    sim, behind = scenario.sim, nodes(scenario)[seed % 2]
+    sim.faults.cut |= {(n.node, behind.node) for n in nodes(scenario)}
+    draining = not scenario.newest().image.nodes["node1"].draining
+    reply = scenario.request(q.Drain("node1", draining, "sim"), q.Accepted)
+    assert isinstance(reply, q.Accepted)
+    answers: dict[str, q.Reply] = {}
+    for node in nodes(scenario):
+        sim.call(CLIENT, node.node, q.BackUpMeta(), partial(answers.__setitem__, node.node))
+    scenario.until(lambda: answers.keys() == {n.node for n in nodes(scenario)}, "all nodes answer")
+    offered = {n: a for n, a in answers.items() if isinstance(a, q.StateOffered)}
+    assert behind.node not in offered and len(offered) >= len(answers) // 2, answers
+    for name, offer in offered.items():
+        content = sim.nodes[name].storage.read_chunk(offer.snapshot, PAYLOAD, 0, CHUNK_BYTES)
+        assert offer.index >= reply.index
+        assert image_of(ImageBytes(content), SPOKEN).nodes["node1"].draining is draining
+    scenario.heal()
+    serves_the_newest_state(scenario, behind)

@@ -13,10 +13,12 @@ from nodeagent.host.handlers.views import audit_view, meta_view, operation_view,
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.replicas import Replicas
 from nodeagent.model import requests as q
-from nodeagent.model.ids import META
+from nodeagent.model.features import Feature
+from nodeagent.model.ids import META, NodeId
 from nodeagent.model.jobs import Failed, JobResult
 
-Meta = q.GetMeta | q.GetAudit | q.GetRuns | q.GetOperation | q.OfferState | q.RecoverMeta | Leading
+Reading = q.GetMeta | q.GetAudit | q.GetRuns | q.GetOperation
+Meta = Reading | q.OfferState | q.BackUpMeta | q.RecoverMeta | Leading
 
 
 class MetaRequests:
@@ -66,6 +68,8 @@ class MetaRequests:
                 return self._read(token, replica, "GetOperation", lambda: operation_view(replica.state, name))
             case q.OfferState():
                 return self._offer(token, replica, request)
+            case q.BackUpMeta():
+                return self._back_up(token, replica)
             case q.RecoverMeta():
                 return self._recovery.answer(token, replica, request)
             case _:
@@ -98,6 +102,20 @@ class MetaRequests:
         if replica.applied_index < request.base:
             what = f"the meta state of this node ends at entry {replica.applied_index}"
             return effects.refuse(token, "unavailable", what)
+        return self._make_image(token, replica, request.node, "OfferState")
+
+    def _back_up(self, token: int, replica: MetaReplica) -> None:
+        effects, level = self._effects, replica.state.image.level
+        if level < Feature.IMAGES:
+            what = f"no image was made: this needs feature level {Feature.IMAGES}; the cluster is at {level}"
+            return effects.refuse(token, "refused", what, "iotctl cluster finalize-upgrade")
+        what = "BackUpMeta"
+        then = effects.guarded(token, what, lambda: self._make_image(token, replica, self._node, what))
+        return replica.read(then, lambda why: effects.refuse(token, "unavailable", why))
+
+    def _make_image(self, token: int, replica: MetaReplica, node: NodeId, what: str) -> None:
+        """Make an image of the applied state for `node`, and offer it."""
+        effects = self._effects
         if replica.installing or replica.rebasing:
             return effects.refuse(token, "unavailable", "the meta state of this node is being replaced")
 
@@ -105,7 +123,7 @@ class MetaRequests:
             failed = isinstance(result, Failed)
             effects.reply(token, job_error(result) if failed else q.StateOffered(name, index))
 
-        return replica.snapshots.make_once(request.node, effects.guarded(token, "OfferState", made))
+        return replica.snapshots.make_once(node, effects.guarded(token, what, made))
 
     def _change(self, token: int, replica: MetaReplica, request: Leading) -> None:
         if replica.leads:

@@ -59,6 +59,9 @@ from nodeagent.model.requests.files import (
     UnitPulled as UnitPulled,
 )
 from nodeagent.model.requests.meta import (
+    BackUpMeta as BackUpMeta,
+)
+from nodeagent.model.requests.meta import (
     Drain as Drain,
 )
 from nodeagent.model.requests.meta import (
@@ -236,6 +239,7 @@ Request = (
     | GetEvents
     | GetMeta
     | OfferState
+    | BackUpMeta
     | PutSchema
     | BeginChange
     | ControlOperation

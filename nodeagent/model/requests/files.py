@@ -168,6 +168,10 @@ class SealedSessions(Message, frozen=True, tag="SealedSessions"):
     data: bytes
 
 
+PAYLOAD = "payload"
+"""The file of a snapshot that holds the state of the group."""
+
+
 class FetchChunk(Message, frozen=True, tag="FetchChunk"):
     """Read `length` bytes at `offset` of a file of a snapshot. `not_found` if there is no such file; the
     reply is never an empty chunk instead."""

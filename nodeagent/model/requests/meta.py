@@ -120,8 +120,16 @@ class OfferState(Message, frozen=True, tag="OfferState"):
     base: Count
 
 
+class BackUpMeta(Message, frozen=True, tag="BackUpMeta"):
+    """Make an image of the meta state, with everything that was acknowledged before the request. Refused if
+    the cluster's feature level has no images."""
+
+    traits: ClassVar = Traits(ADMINS, is_long=True)
+
+
 class StateOffered(Message, frozen=True, tag="StateOffered"):
-    """`snapshot` holds the image at meta log index `index`; it is dropped when nobody reads it."""
+    """The file `PAYLOAD` of `snapshot` is the image at meta log index `index`; the snapshot is dropped when
+    nobody reads it."""
 
     snapshot: str
     index: int

@@ -225,6 +225,12 @@ MUTANTS = (
         breaks="S17",
     ),
     Mutant(
+        "a backup is made without a read index",
+        "host/handlers/meta.py",
+        '        return replica.read(then, lambda why: effects.refuse(token, "unavailable", why))\n',
+        "        return then()\n",
+    ),
+    Mutant(
         "the meta group continues from a journal that the operator did not see",
         "host/handlers/meta_recovery.py",
         "if (log.last_term, log.last_index) != (request.last_term, request.last):",
