@@ -64,6 +64,8 @@ def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> 
     place = f"data/groups/{group}/checkpoint"
     if payload is None:
         is_needed = found.base.index > 0 if group == META else not is_traceless(found)
+        if group == META:
+            place = f"data/groups/{group}: the state (image or checkpoint)"
         return f"{place} is missing, and the log continues from it" if is_needed else ""
     try:
         saved = read_saved(payload)

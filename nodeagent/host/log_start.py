@@ -66,13 +66,13 @@ class LogStart:
 
     def pins(self) -> list[tuple[LogPin, int]]:
         """What needs the log, with the index after which it does. A leader keeps log for its followers,
-        bounded in bytes and age."""
+        bounded in bytes, entries and age."""
         context = self._context
-        kept = context.log_bytes()
-        if kept >= context.effects.space.log_keep * SNAPSHOT_KEEPS:
+        kept = self._share_kept()
+        if kept >= SNAPSHOT_KEEPS:
             return []
         pins = [(LogPin("snapshot", peer), base) for peer, base in self._offers.bases()]
-        if context.leads and kept < context.effects.space.log_keep:
+        if context.leads and kept < 1:
             status = context.raft.status()
             followed = {n: p.match for n, p in status.progress.items() if p.match >= status.base}
             pins += [
@@ -81,6 +81,12 @@ class LogStart:
         else:
             self._headway.clear()
         return pins
+
+    def _share_kept(self) -> float:
+        """How much log there is, relative to what may be kept for a follower in bytes or in entries."""
+        log = self._context.raft.log
+        entries = (log.last_index - log.base.index) / self._machine.log_entries_max
+        return max(entries, self._context.log_bytes() / self._context.effects.space.log_keep)
 
     def _has_headway(self, peer: NodeId, match: int) -> bool:
         """Whether the follower advanced lately. A follower that holds the whole log needs no more of it, and

@@ -15,11 +15,14 @@ from nodeagent.model.errors import EntryFailed
 from nodeagent.model.features import Feature
 from nodeagent.model.ids import META, NodeId
 from nodeagent.model.image_format import Section
+from nodeagent.model.limits import META_ENTRIES_MAX
 from nodeagent.model.requests import Reply
 from nodeagent.raft.core import Raft
 
 
 class MetaMachine(StateMachine):
+    log_entries_max = META_ENTRIES_MAX
+
     def __init__(self, state: MetaState, changed: Callable[[], None]) -> None:
         self.state = state
         self._changed = changed

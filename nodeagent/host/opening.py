@@ -97,14 +97,15 @@ def _compare(replicas: Replicas, held: Held, me: Owner) -> None:
 
 
 def _lacks_image(held: Held, damaged: Sequence[Lost]) -> bool:
-    """Whether the meta group's log is whole, and no image of the state that it continues verifies."""
+    """Whether the meta group's log is whole, and no image of the state that it continues verifies: all are
+    damaged or missing."""
     known = sum(d.group in ("", META) for d in damaged)
-    if META in held.imageless:
-        return known == 1  # the images
-    if META not in held.faults or known:
-        return False
+    if known or META not in held.groups:
+        return META in held.imageless and known == 1  # the images
     found, payload = held.groups[META]
-    return payload is not None and read_saved(payload).base.index < found.base.index
+    if payload is None:
+        return True  # missing: else the group would not be damaged
+    return META in held.faults and read_saved(payload).base.index < found.base.index
 
 
 def _reopen_meta(host: Host, found: Found, payload: bytes | None, fault: str) -> None:

@@ -5,6 +5,7 @@ from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import NodeId
 from nodeagent.model.image_format import Section
 from nodeagent.model.jobs import FileChanges, JobResult
+from nodeagent.model.limits import LOG_ENTRIES_MAX
 from nodeagent.model.requests import Reply
 
 
@@ -13,6 +14,9 @@ class StateMachine:
 
     has_files = False
     """Whether the state has files, which are stored beside what `encode_state` returns."""
+
+    log_entries_max = LOG_ENTRIES_MAX
+    """Entries of log that a leader retains for followers that lag."""
 
     @property
     def applied_index(self) -> int:

@@ -209,6 +209,11 @@ LOG_KEEP_BYTES_MAX = 64 * MIB
 """Bytes of log of one group that its leader retains for followers that lag: 1 / `LOG_KEEP_SHARE` of the disk,
 at most `LOG_KEEP_BYTES_MAX`."""
 
+LOG_ENTRIES_MAX = 1 << 18
+META_ENTRIES_MAX = 50_000
+"""Entries of log that a leader retains for followers that lag, of a data group and of the meta group: each
+takes some 500 bytes of memory beside its own."""
+
 LOG_KEEP_MS_MAX = 600_000
 """Time for which a leader retains log for a follower without progress; that follower then needs a
 snapshot."""

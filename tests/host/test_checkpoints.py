@@ -24,7 +24,7 @@ from nodeagent.model.jobs import (
     JobResult,
     SaveCheckpoint,
 )
-from nodeagent.model.limits import LOG_KEEP_MS_MAX
+from nodeagent.model.limits import LOG_ENTRIES_MAX, LOG_KEEP_MS_MAX
 from nodeagent.storage.checkpoint import with_files
 from tests.host.opened import opened
 from tests.host.test_closing import opened_session, write_row
@@ -216,7 +216,7 @@ def test_a_state_that_was_installed_is_taken_until_own_checkpoints_follow() -> N
     assert not fault_of(GROUP, log, msgspec.msgpack.encode(first_release), ME), "0.1.0 did not count"
 
 
-def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_pins_a_log_is_bounded_in_bytes_entries_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
     """Followers pin the log up to a limit, snapshots up to a higher one. A follower that needs a snapshot
     anyway pins nothing, nor does one that makes no progress for long."""
     monkeypatch.setattr("tests.host.test_compactor.ALONE", Config(("a",), ("b",)))
@@ -236,6 +236,14 @@ def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyP
     assert pins(keep - 1, base - 1) == ["a snapshot for b"]
     assert pins(keep, base) == pins(keep * SNAPSHOT_KEEPS - 1, base) == ["a snapshot for b"]
     assert pins(keep * SNAPSHOT_KEEPS, base) == []
+    for entries, expected in (
+        (last - base + 1, ["a snapshot for b", "follower b"]),
+        (last - base, ["a snapshot for b"]),
+        ((last - base) / SNAPSHOT_KEEPS, []),
+    ):
+        monkeypatch.setattr(type(replica.machine), "log_entries_max", entries)
+        assert pins(0, base) == expected
+    monkeypatch.setattr(type(replica.machine), "log_entries_max", LOG_ENTRIES_MAX)
     assert "follower b" in pins(keep - 1, base)
     node.host.effects.now += LOG_KEEP_MS_MAX
     assert "follower b" not in pins(keep - 1, base)

@@ -5,6 +5,8 @@ from functools import partial
 
 import pytest
 
+from nodeagent.host import log_start
+from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.meta.sections import image_of
 from nodeagent.model import requests as q
 from nodeagent.model.features import SPOKEN
@@ -17,6 +19,7 @@ from nodeagent.storage.images import image_indexes, read_image
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import CLIENT
+from tests.sim.spread import SPREAD
 from tests.sim.test_cases import formed
 
 
@@ -106,6 +109,56 @@ def test_after_damage_of_both_images_the_state_comes_from_another_node(seed: int
     assert scenario.sim.seen["note", "meta_fetched"] == 1
     read_image(node.disk, META, indexes(node)[-1]).verified()
     serves_the_newest_state(scenario, node)
+
+
+def test_missing_images_are_fetched_too() -> None:
+    """Nothing is created in their place, and nothing else is deleted."""
+    scenario = with_images(3)
+    node = nodes(scenario)[1]
+    groups = set(node.host.replicas.data)
+    for index in indexes(node):
+        node.disk.unlink(layout.image_path(META, index))
+    restart(node, power=False)
+    assert "is missing" in node.host.replicas.damaged[META]
+    scenario.until(lambda: META not in node.host.replicas.damaged, "the image is fetched")
+    assert scenario.sim.seen["note", "meta_fetched"] == 1
+    read_image(node.disk, META, indexes(node)[-1]).verified()
+    assert set(node.host.replicas.data) == groups
+    serves_the_newest_state(scenario, node)
+
+
+@pytest.mark.parametrize("changes", [72, pytest.param(720, marks=SPREAD)])
+def test_a_dead_observer_does_not_let_the_journal_grow(changes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """720 changes are one an hour for a month; the times are shorter by as much as the pauses between them.
+    The journals retain what lies between two images. The observer comes back by an image."""
+    monkeypatch.setattr(log_start, "LOG_KEEP_MS_MAX", 2_000)
+    scenario = Scenario(3, nodes=6, spares=0)
+    scenario.form()
+    scenario.until(lambda: bool(leading(scenario)), "the meta group has a leader")
+    (observer,) = (scenario.sim.nodes[n] for n in leading(scenario)[0].raft.log.config.learners)
+    observer.stop(power=True)
+    retained: list[int] = []
+    for number in range(changes):
+        scenario.request(q.Drain("node1", number % 2 == 0, "sim"), q.Accepted)
+        logs = [meta_of(n).raft.log for n in nodes(scenario)]
+        retained.append(max(log.last_index - log.base.index for log in logs))
+    assert max(retained[40:]) <= 20, "two images are some six changes apart"
+    newest, began = scenario.newest().applied, scenario.sim.now
+    observer.start()
+    scenario.until(lambda: observer.host.cluster.applied >= newest, "the observer is up to date")
+    assert scenario.sim.now - began <= observer.config.raft.election_timeout_ms
+    assert meta_of(observer).raft.log.base.index > newest - 20, "it came back by an image"
+
+
+def meta_of(node: SimNode) -> MetaReplica:
+    replica = node.host.cluster.meta_replica
+    assert replica is not None
+    return replica
+
+
+def leading(scenario: Scenario) -> list[MetaReplica]:
+    found = [n.host.cluster.meta_replica for n in nodes(scenario)]
+    return [r for r in found if r is not None and r.leads]
 
 
 def test_a_node_without_an_image_waits_for_a_node_that_has_one() -> None:
