@@ -162,7 +162,7 @@ class _Execution:
         lock = self.lock.check()
         entry = None
         if step.kind in ("add", "replace"):
-            _check_idle(cluster)
+            check_idle(cluster)
             entry = self.provisioner.place(step, self.request.host, self.request.port)
             with started(self.provisioner, entry) as starting:
                 status = self.provisioner.status(entry)
@@ -244,7 +244,7 @@ def _begin(
     )
 
 
-def _check_idle(cluster: Cluster) -> None:
+def check_idle(cluster: Cluster) -> None:
     """Raise `BusyProblem` if another change is open, so that no new node is started without need."""
     for operation in open_operations(cluster.meta(strong=True)):
         waits = blocked_on(operation)

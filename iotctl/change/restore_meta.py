@@ -9,17 +9,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import msgspec
+import numpy as np
 
-from iotctl.change.execute import check_plan
+from iotctl.change.execute import check_idle, check_plan
 from iotctl.errors import Partly, RefusedProblem
 from iotctl.observe.backup import Backup
 from iotctl.observe.cluster import Cluster
 from iotctl.observe.facts import plan_facts
+from iotctl.observe.layout import table_of
 from iotctl.plan.make import make_placement
 from iotctl.plan.model import Plan
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.config import ClusterSettings
-from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Overloaded, Unavailable
+from nodeagent.model.limits import TABLES_MAX
+from nodeagent.model.requests import MetaView, PutSchema
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.table import PartitionTable
 
@@ -58,25 +62,43 @@ class MetaRestore(msgspec.Struct, frozen=True):
 
 def look(
     cluster: Cluster, source: ClusterSource, backup: Backup, *, tables_only: bool = False
-) -> tuple[MetaRestore, Plan]:
-    """What a restore would do; the plan gives each slot the owner that it has in the backup, and is empty if
-    it has. Changes nothing.
+) -> tuple[MetaRestore, Plan | None]:
+    """What a restore would do; the plan, if slots must move, gives each slot the owner that it has in the
+    backup. Changes nothing.
 
     Raises:
-        RefusedProblem: a table of the cluster does not fit that of the backup; or the slots cannot be placed,
-            because the cluster has another ring or other settings, or cannot carry out the plan now.
+        RefusedProblem: a table of the cluster does not fit that of the backup, or there are too many tables;
+            or the slots cannot be placed, because the cluster has another ring or other settings, or cannot
+            carry out the plan now.
+        BusyProblem: slots must move, and another change is open.
         Unreachable: no agent answers.
     """
-    here = {(s.storage_group, s.table): s for s in cluster.meta(strong=True).schemas}
+    view = cluster.meta(strong=True)
+    here = {(s.storage_group, s.table): s for s in view.schemas}
     states = [_state_of(here.get((s.storage_group, s.table)), s) for s in backup.schemas]
-    facts, view = plan_facts(cluster, source)
-    wanted = facts.table
+    missing = sum(t.state == MISSING for t in states)
+    if len(here) + missing > TABLES_MAX:
+        raise RefusedProblem(
+            f"the cluster has {len(here)} tables, the backup {missing} others; nothing was changed",
+            why=f"a cluster has at most {TABLES_MAX} tables",
+            next="restore into a cluster with fewer tables",
+        )
+    plan = None
     if not tables_only:
-        _check_routing(view.settings, wanted, backup)
-        wanted = backup.table
-    plan = make_placement(facts, wanted)
+        _check_routing(view.settings, table_of(view), backup)
+        plan = _placement(cluster, source, view, backup)
+    slots = len(plan.moves) if plan is not None else 0
+    return MetaRestore(backup.cluster_id, backup.index, states, slots), plan
+
+
+def _placement(cluster: Cluster, source: ClusterSource, view: MetaView, backup: Backup) -> Plan | None:
+    if np.array_equal(table_of(view).owners, backup.table.owners):
+        return None
+    check_idle(cluster)
+    facts, _ = plan_facts(cluster, source)
+    plan = make_placement(facts, backup.table)
     check_plan(plan)
-    return MetaRestore(backup.cluster_id, backup.index, states, len(plan.moves)), plan
+    return plan if plan.has_changes else None
 
 
 def _state_of(known: TableSchema | None, wanted: TableSchema) -> TableState:
@@ -94,9 +116,8 @@ def _state_of(known: TableSchema | None, wanted: TableSchema) -> TableState:
                     else f"it has no tag {column.name}",
                     next="restore into a cluster without this table",
                 )
-        if not known.dropped:
-            complete = all(c.name in columns for c in wanted.columns)
-            state, ttl_ms = PRESENT if complete else INCOMPLETE, known.ttl_ms
+        complete = all(c.name in columns for c in wanted.columns)
+        state, ttl_ms = PRESENT if complete else INCOMPLETE, known.ttl_ms
     columns_wanted = len(wanted.columns)
     return TableState(wanted.storage_group, wanted.table, columns_wanted, state, wanted.ttl_ms, ttl_ms)
 
@@ -125,7 +146,8 @@ def restore_tables(
     states: Sequence[TableState],
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Create the missing tables with their TTLs, and add missing columns.
+    """Create the missing tables with their TTLs, and add missing columns. A table that appeared in the
+    meantime retains its TTL.
 
     Args:
         states: of each table of the backup, as `look` found them.
@@ -133,24 +155,37 @@ def restore_tables(
 
     Raises:
         Partly: some tables could not be restored.
+        NodeAgentError: none could.
     """
-    wanted = [(s, t) for s, t in zip(backup.schemas, states, strict=True) if t.state != PRESENT]
+    wanted = [s for s, t in zip(backup.schemas, states, strict=True) if t.state != PRESENT]
 
-    def put(schema: TableSchema, state: TableState) -> None:
-        cluster.put_schema(schema, schema.ttl_ms if state.state == MISSING else None)
+    def put(schema: TableSchema) -> None:
+        # Without a TTL, no node has to know `if_new`.
+        ttl = (schema.ttl_ms, True) if schema.ttl_ms else (None, False)
+        cluster.call_meta(PutSchema(schema, *ttl))
 
-    pool = ThreadPoolExecutor(IN_FLIGHT)
-    done = 0
-    try:
-        for task in as_completed([pool.submit(put, *pair) for pair in wanted]):
-            task.result()
-            done += 1
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        tasks = [pool.submit(put, schema) for schema in wanted]
+        for done, task in enumerate(as_completed(tasks), 1):
+            if task.exception() is not None:
+                break
             on_done(done, len(wanted))
-    except NodeAgentError as error:
-        raise Partly(
-            f"{done} of {len(wanted)} tables were restored",
-            why=error.what,
-            next="repeat the command: it continues with the others",
-        ) from error
-    finally:
         pool.shutdown(cancel_futures=True)
+    failed = [e for t in tasks if not t.cancelled() and (e := t.exception()) is not None]
+    if failed:
+        done = sum(not t.cancelled() and t.exception() is None for t in tasks)
+        raise _failure(failed[0], done, len(wanted))
+
+
+def _failure(error: BaseException, done: int, total: int) -> BaseException:
+    """The error of a restore after `done` of `total` tables."""
+    if not isinstance(error, NodeAgentError):
+        return error
+    again = isinstance(error, Unavailable | OutcomeUnknown | Overloaded)
+    if not done and not isinstance(error, OutcomeUnknown):
+        return error
+    return Partly(
+        f"{done} of {total} tables were restored",
+        why=error.what,
+        next="repeat the command: it continues with the others" if again else error.next_step,
+    )

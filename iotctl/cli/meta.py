@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from iotctl.cli.options import AcceptDataLoss, Confirm, DryRun, Nodes, Watch, Yes
-from iotctl.cli.session import now_ms, session_of
-from iotctl.playbook.traits import READS, WORKS, step
+from iotctl.cli.session import Session, now_ms, session_of
+from iotctl.playbook.traits import READS, WORKS, Traits, step
+
+if TYPE_CHECKING:
+    from iotctl.change.restore_meta import MetaRestore
+    from iotctl.observe.backup import Backup
 
 app = typer.Typer(
     help="Inspect, back up and recover the cluster's metadata.",
@@ -102,6 +106,7 @@ def backup(
 
 
 @app.command()
+@step(Traits(inspect=lambda look, use: look.would(use)))
 def restore(
     ctx: typer.Context,
     file: BackupFile,
@@ -117,32 +122,49 @@ def restore(
     The slots need a cluster of the same nodes in the same order; other nodes need --tables-only. A repeat
     completes a restore that was interrupted.
     """
-    from msgspec.structs import replace
-
-    from iotctl.change.execute import ChangeRequest
-    from iotctl.change.restore_meta import look, restore_tables
+    from iotctl.change.restore_meta import look
     from iotctl.cli import meta_views
-    from iotctl.cli.changes import run_plan
     from iotctl.observe.backup import read_backup
 
     session = session_of(ctx)
     backup = read_backup(session.cwd / file)
-    found, plan = look(session.cluster, session.source, backup, tables_only=tables_only)
+    found, _ = look(session.cluster, session.source, backup, tables_only=tables_only)
     due, kept = meta_views.changes(found), meta_views.unchanged(found)
     if dry_run:
         return session.output.would(*due, found=kept)
     if due:
-        session.output.preview([*due, *kept])
+        session.output.preview(meta_views.first_of([*due, *kept]))
         session.confirm(f"restore {file} in {session.source.name}?", yes=yes)
-        with session.progress() as progress:
-            restore_tables(
-                session.cluster,
-                backup,
-                found.tables,
-                lambda done, total: progress.update("restoring tables", done, total),
-            )
-    if found.slots:
-        request = ChangeRequest(by=session.operator, wait_s=session.options.timeout_s)
-        found = replace(found, operation=run_plan(session, plan, request).operations[-1])
+        session.on_interrupt = lambda: ("a part may be restored", "run the same command again: it continues")
+        with session.locked(f"meta restore {file}"):
+            found = _restored(session, backup, found, tables_only=tables_only)
     session.output.emit("meta-restore", found, lambda: meta_views.restored(found))
     return None
+
+
+def _restored(session: Session, backup: Backup, shown: MetaRestore, *, tables_only: bool) -> MetaRestore:
+    """Place the slots, then restore the tables."""
+    from msgspec.structs import replace
+
+    from iotctl.change.execute import ChangeRequest
+    from iotctl.change.restore_meta import look, restore_tables
+    from iotctl.cli.changes import run_plan
+    from iotctl.errors import RefusedProblem
+
+    found, plan = look(session.cluster, session.source, backup, tables_only=tables_only)
+    if found != shown:
+        raise RefusedProblem(
+            "the cluster has changed since the changes were shown; nothing was changed",
+            next="repeat the command",
+        )
+    if plan is not None:
+        request = ChangeRequest(by=session.operator, wait_s=session.options.timeout_s)
+        found = replace(found, operation=run_plan(session, plan, request).operations[-1])
+    with session.progress() as progress:
+        restore_tables(
+            session.cluster,
+            backup,
+            found.tables,
+            lambda done, total: progress.update("restoring tables", done, total),
+        )
+    return found

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from iotctl.observe.meta import MetaGroupView
 
 
+SHOWN_MAX = 20
+
+
 def status_tables(m: MetaGroupView) -> list[Table | str]:
     rows = [
         (
@@ -81,6 +84,12 @@ def unchanged(r: MetaRestore) -> list[str]:
         for t in r.tables
         if t.ttl_here_ms is not None and t.ttl_here_ms != t.ttl_ms
     ]
+
+
+def first_of(lines: list[str]) -> list[str]:
+    """The lines, or the first ones and how many others there are."""
+    more = len(lines) - SHOWN_MAX
+    return lines if more <= 1 else [*lines[:SHOWN_MAX], f"and {more} more (all of them: --dry-run)"]
 
 
 def restored(r: MetaRestore) -> list[Table | str]:

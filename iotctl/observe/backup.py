@@ -3,8 +3,6 @@
 This module reads the sections that a restore needs, and ignores fields that it does not know.
 """
 
-import os
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +11,17 @@ from typing import Any
 import msgspec
 
 from iotctl.errors import InputProblem, RefusedProblem
+from iotctl.files import whole_file
 from iotctl.observe.cluster import Cluster
 from nodeagent.model.config import ClusterSettings
-from nodeagent.model.errors import Damaged, FileCorrupt
-from nodeagent.model.features import SPOKEN, Feature
+from nodeagent.model.errors import Damaged, FileCorrupt, NodeAgentError
+from nodeagent.model.features import SPOKEN
 from nodeagent.model.image_format import ImageBytes, records_of
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.table import PartitionTable, TableWire
+
+NODES_ASKED = 3
+"""Nodes that a backup asks for an image, one after the other."""
 
 
 class _Cluster(msgspec.Struct):
@@ -71,36 +73,40 @@ def back_up(cluster: Cluster, path: Path) -> MetaBackup:
     A file of this name is replaced as a whole.
 
     Raises:
-        RefusedProblem: the cluster's feature level has no images.
         InputProblem: the file cannot be written; a file of this name is unchanged.
-        NodeAgentError: no majority of the meta group answers.
+        NodeAgentError: no majority of the meta group answers, or the cluster's feature level has no images.
         FileCorrupt: the image does not verify; nothing was written.
     """
-    view = cluster.meta(strong=True)
-    if view.level < Feature.IMAGES:
-        raise RefusedProblem(
-            f"the cluster is at feature level {view.level}, which has no images; nothing was written",
-            next="iotctl cluster finalize-upgrade",
-        )
-    content = cluster.back_up_meta(view.node)
+    node, content = _image(cluster)
     try:
         found = _backup_of(content)
     except Damaged as error:
         raise FileCorrupt(
-            f"the image of {view.node} does not verify: {error.what}; nothing was written",
+            f"the image of {node} does not verify: {error.what}; nothing was written",
             next_step="repeat the command",
         ) from error
-    _write(path, content)
+    with whole_file(path) as file:
+        file.write(content)
     return MetaBackup(
         file=str(path),
         bytes=len(content),
-        node=view.node,
+        node=node,
         cluster_id=found.cluster_id,
         index=found.index,
         term=found.term,
         tables=len(found.schemas),
         digest=found.digest,
     )
+
+
+def _image(cluster: Cluster) -> tuple[str, bytes]:
+    """A node and its image. Any node can make it, but not while it restarts or its disk is full."""
+    view = cluster.meta(strong=True)
+    nodes = [view.node, *(n.node for n in view.nodes if n.node != view.node)][:NODES_ASKED]
+    for node in nodes[:-1]:
+        with suppress(NodeAgentError):
+            return node, cluster.back_up_meta(node)
+    return nodes[-1], cluster.back_up_meta(nodes[-1])
 
 
 def read_backup(path: Path) -> Backup:
@@ -151,27 +157,3 @@ def _check_level(clusters: list[_Cluster]) -> None:
                 f"the backup is at feature level {cluster.level}; this release supports {SPOKEN}",
                 next="use the release that wrote it",
             )
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = ""
-    try:
-        path = path.resolve()
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-        temporary = ""
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links; an empty name
-        why = (error.strerror if isinstance(error, OSError) else "") or str(error)
-        raise InputProblem(f"{path} cannot be written: {why}", next="name another file") from error
-    finally:
-        if temporary:
-            with suppress(OSError):
-                Path(temporary).unlink()

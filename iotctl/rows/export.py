@@ -1,7 +1,7 @@
 """Exports rows to a file as a stream: memory holds about `EXPORT_BYTES` at a time."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -9,6 +9,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from iotctl.errors import InputProblem
+from iotctl.files import whole_file
 from iotctl.rows.selection import in_order
 from iotctl.rows.tables import CSV, PARQUET
 from nodeagent.model.limits import MIB
@@ -35,9 +36,7 @@ def export_table(
     kind: str,
     on_rows: Callable[[int], None],
 ) -> int:
-    """Write rows to a temporary file beside `path`, then rename it; see `write_rows`.
-
-    A symbolic link is followed: its target is written. A pipe or another special file gets the rows directly.
+    """Write rows to a file (`iotctl.files.whole_file`); see `write_rows`.
 
     Returns: the number of rows.
 
@@ -45,26 +44,8 @@ def export_table(
         InputProblem: the file cannot be written.
         NodeAgentError: some rows could not be read; no regular file was written.
     """
-    temporary: Path | None = None
-    try:
-        if path.exists() and not path.is_file():
-            with path.open("wb") as file:
-                return write_rows(batches, schema, shape, file, kind, on_rows)
-        path = path.resolve()
-        temporary = path.with_name(f".{path.name}.tmp")
-        with temporary.open("wb") as file:
-            rows = write_rows(batches, schema, shape, file, kind, on_rows)
-        temporary.replace(path)
-    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links; an empty name
-        why = (error.strerror if isinstance(error, OSError) else "") or str(error)
-        raise InputProblem(
-            "the file cannot be written", why=why, next="name another file", where=str(path)
-        ) from None
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-    return rows
+    with whole_file(path) as file:
+        return write_rows(batches, schema, shape, file, kind, on_rows)
 
 
 def write_rows(

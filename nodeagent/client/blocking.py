@@ -47,8 +47,11 @@ END_S = 2.0
 _T = TypeVar("_T")
 
 
-class BlockingCluster(contextlib.AbstractContextManager["BlockingCluster"]):
-    """See `Cluster` for each method. Close it, or use it in a `with` block."""
+class BlockingCluster:
+    """See `Cluster` for each method. Close it, or use it in a `with` block.
+
+    Over the limit of 25 methods because it offers every request, each in one line.
+    """
 
     def __init__(self, cluster: Cluster, loop: LoopThread) -> None:
         """`cluster` must belong to `loop`."""
@@ -71,6 +74,9 @@ class BlockingCluster(contextlib.AbstractContextManager["BlockingCluster"]):
             with contextlib.suppress(Unavailable):  # another thread is closing it
                 self._loop.run(self._cluster.close())
             self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

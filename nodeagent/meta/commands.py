@@ -36,11 +36,13 @@ class Bootstrap(_Command, frozen=True, tag="Bootstrap"):
 class PutSchema(_Command, frozen=True, tag="PutSchema"):
     """Create a table or add columns to it; the type of a column never changes.
 
-    `ttl_ms` (ms; 0 for none) sets the TTL, None leaves it unchanged.
+    `ttl_ms` (ms; 0 for none) sets the TTL, None leaves it unchanged. `if_new` (since `Feature.TTL_IF_NEW`): a
+    table that exists retains its TTL.
     """
 
     schema: TableSchema
     ttl_ms: int | None = None
+    if_new: bool = False
 
 
 class DropTable(_Command, frozen=True, tag="DropTable"):

@@ -32,7 +32,8 @@ class Tables:
         merged = merge_schema(known, p.schema)
         if isinstance(merged, ErrorReply):
             return merged
-        if p.ttl_ms is not None and p.ttl_ms != merged.ttl_ms:
+        is_new = known is None or known.dropped
+        if p.ttl_ms is not None and p.ttl_ms != merged.ttl_ms and (is_new or not p.if_new):
             merged = msgspec.structs.replace(merged, ttl_ms=p.ttl_ms)
             self._audit.note(p.now, "schema", f"TTL of {'.'.join(key)}: {p.ttl_ms or 'no'} ms")
         if merged is not known:

@@ -34,6 +34,9 @@ class Feature(IntEnum):
     REASONS = 2
     """A drain says whether a rolling restart asked for it; the error of an operation names its group."""
 
+    TTL_IF_NEW = 2
+    """An entry sets the TTL of a table only if it creates the table."""
+
 
 class Levels(msgspec.Struct, frozen=True):
     """The levels that a release supports, from `oldest` to `newest`, both included."""

@@ -11,6 +11,7 @@ from nodeagent.meta import commands as c
 from nodeagent.meta.state import MetaState
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.features import Feature
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.schema import Column, TableSchema
 
@@ -48,3 +49,11 @@ def test_only_operators_can_have_it_logged(cluster: Any) -> None:
 def test_a_table_of_that_name_is_made_under_the_rule_for_known_ones(cluster: Any) -> None:
     """The table does not count again against the limit of tables, and its former names remain valid."""
     assert check_schema(cluster.meta, q.PutSchema(SCHEMA)) is None
+
+
+def test_a_ttl_for_new_tables_needs_its_feature_level(cluster: Any) -> None:
+    """A node of the previous release would set the TTL of a table that exists."""
+    refused = check_schema(cluster.meta, q.PutSchema(SCHEMA, 5, if_new=True))
+    assert isinstance(refused, q.ErrorReply) and refused.code == "refused" and "level" in refused.what
+    cluster.meta.image.level = Feature.TTL_IF_NEW
+    assert check_schema(cluster.meta, q.PutSchema(SCHEMA, 5, if_new=True)) is None

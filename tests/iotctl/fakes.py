@@ -20,7 +20,7 @@ from nodeagent.meta.state import MetaState
 from nodeagent.meta.tables import merge_schema
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
-from nodeagent.model.errors import BY_CODE, NodeAgentError, NotFound, Unavailable
+from nodeagent.model.errors import BY_CODE, NodeAgentError, NotFound, Refused, Unavailable
 from nodeagent.model.features import Feature
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, PartitionKey
@@ -52,11 +52,13 @@ from nodeagent.model.requests import (
     NodeStatus,
     PartitionInfo,
     PartitionsListed,
+    PutSchema,
     RaiseLevel,
     RecordRun,
     Reply,
     Request,
     RunsReply,
+    SchemaInForce,
     TakeLock,
     WriteRatesReply,
 )
@@ -157,6 +159,9 @@ class FakeCluster:
     raised: list[int] = field(default_factory=list)
     image: bytes = b""
     """What `back_up_meta` returns."""
+
+    image_fails: set[str] = field(default_factory=set)
+    """Nodes that cannot make it."""
 
     closed: bool = False
     looks: int = 0
@@ -295,6 +300,10 @@ class FakeCluster:
     def back_up_meta(self, node: str) -> bytes:
         if node in self.down:
             raise Unavailable(f"{node} refused the connection")
+        if node in self.image_fails:
+            raise Unavailable(f"{node} has no room")
+        if self.level < Feature.IMAGES:
+            raise Refused("no image was made: this needs a later feature level")
         return self.image
 
     def files(self, group: str) -> tuple[FileMeta, ...]:
@@ -317,6 +326,11 @@ class FakeCluster:
                 t for t in self.tables if (t.storage_group, t.table) != (request.storage_group, request.table)
             ]
             return Accepted(51)
+        if isinstance(request, PutSchema):
+            known = {(t.storage_group, t.table): t for t in self.tables}
+            have = known.get((request.schema.storage_group, request.schema.table))
+            keep = request.if_new and have is not None
+            return SchemaInForce(self.put_schema(request.schema, None if keep else request.ttl_ms))
         if isinstance(request, GetAudit):
             return AuditReply(self.audit_first, self.audit_base, tuple(self.audit))
         if isinstance(request, TakeLock | DropLock | RecordRun | GetRuns):

@@ -781,6 +781,22 @@ def test_the_last_ttl_that_was_set_counts() -> None:
     assert ttls == [5_000, 5_000, 7_000, 7_000, 0]
 
 
+def test_a_ttl_for_a_new_table_leaves_one_that_exists_alone() -> None:
+    """Its rows may be older. A table that was dropped has no rows and counts as new."""
+    meta, schema = Meta(), TableSchema("root.a", "m", 1, (Column("d", "STRING", True),))
+
+    def ttl_after(command: c.Command) -> int:
+        meta.do(command)
+        return meta.state.tables.schemas["root.a", "m"].ttl_ms
+
+    assert ttl_after(c.PutSchema(1, schema, 5_000, if_new=True)) == 5_000
+    assert ttl_after(c.PutSchema(1, schema, 0)) == 0
+    wider = msgspec.structs.replace(schema, columns=(*schema.columns, Column("v", "DOUBLE", False)))
+    assert ttl_after(c.PutSchema(1, wider, 5_000, if_new=True)) == 0
+    meta.do(c.DropTable(1, "root.a", "m", 2))
+    assert ttl_after(c.PutSchema(1, schema, 7_000, if_new=True)) == 7_000
+
+
 def test_a_dropped_table_accepts_no_rows_and_retains_its_columns() -> None:
     """Files with its columns may still exist: a new table of that name has the same tags and types, and a
     version that no group has used. Every command takes effect once, however often it is retried."""

@@ -64,7 +64,7 @@ class MetaLeader:
         match request:
             case q.PutSchema():
                 refusal = check_schema(self._cluster.meta, request)
-                return refusal or meta.PutSchema(now, request.schema, request.ttl_ms)
+                return refusal or meta.PutSchema(now, request.schema, request.ttl_ms, request.if_new)
             case q.DropTable():
                 if (request.storage_group, request.table) not in self._cluster.meta.tables.schemas:
                     return q.ErrorReply("not_found", "there is no such table", "iotctl data schema")
@@ -203,6 +203,10 @@ def check_schema(state: MetaState, request: q.PutSchema) -> q.ErrorReply | None:
     known = state.tables.schemas.get((schema.storage_group, schema.table))
     if known is None and len(state.tables.schemas) >= TABLES_MAX:
         return q.ErrorReply("overloaded", f"the cluster has {TABLES_MAX} tables")
+    level = state.image.level
+    if request.if_new and level < Feature.TTL_IF_NEW:
+        what = f"a TTL for new tables needs feature level {Feature.TTL_IF_NEW}; the cluster is at {level}"
+        return q.ErrorReply("refused", what, "iotctl cluster finalize-upgrade")
     if request.ttl_ms is not None and not 0 <= request.ttl_ms <= TTL_MS_MAX:
         return q.ErrorReply("invalid_input", f"a TTL is 0 (none) to {TTL_MS_MAX} ms")
     try:

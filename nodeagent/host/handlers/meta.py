@@ -105,12 +105,16 @@ class MetaRequests:
         return self._make_image(token, replica, request.node, "OfferState")
 
     def _back_up(self, token: int, replica: MetaReplica) -> None:
-        effects, level = self._effects, replica.state.image.level
-        if level < Feature.IMAGES:
+        effects = self._effects
+
+        def make() -> None:
+            level = replica.state.image.level
+            if level >= Feature.IMAGES:
+                return self._make_image(token, replica, self._node, "BackUpMeta")
             what = f"no image was made: this needs feature level {Feature.IMAGES}; the cluster is at {level}"
             return effects.refuse(token, "refused", what, "iotctl cluster finalize-upgrade")
-        what = "BackUpMeta"
-        then = effects.guarded(token, what, lambda: self._make_image(token, replica, self._node, what))
+
+        then = effects.guarded(token, "BackUpMeta", make)
         return replica.read(then, lambda why: effects.refuse(token, "unavailable", why))
 
     def _make_image(self, token: int, replica: MetaReplica, node: NodeId, what: str) -> None:

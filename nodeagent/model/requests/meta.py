@@ -138,13 +138,15 @@ class StateOffered(Message, frozen=True, tag="StateOffered"):
 class PutSchema(Message, frozen=True, tag="PutSchema"):
     """Create a table or add columns; the reply is the schema in force.
 
-    `ttl_ms` sets the table's TTL, 0 for none; None leaves it unchanged (`schema.ttl_ms` is ignored).
+    `ttl_ms` sets the table's TTL, 0 for none; None leaves it unchanged (`schema.ttl_ms` is ignored). `if_new`
+    (since `Feature.TTL_IF_NEW`): a table that exists retains its TTL.
     """
 
     traits: ClassVar = Traits(MEMBERS, Repeat.UNLESS_FAILED)
 
     schema: TableSchema
     ttl_ms: int | None = None
+    if_new: bool = False
 
 
 class DropTable(Message, frozen=True, tag="DropTable"):

@@ -227,8 +227,8 @@ MUTANTS = (
     Mutant(
         "a backup is made without a read index",
         "host/handlers/meta.py",
-        '        return replica.read(then, lambda why: effects.refuse(token, "unavailable", why))\n',
-        "        return then()\n",
+        '        then = effects.guarded(token, "BackUpMeta", make)\n',
+        '        then = effects.guarded(token, "BackUpMeta", make)\n        return then()\n',
     ),
     Mutant(
         "the meta group continues from a journal that the operator did not see",
