@@ -255,4 +255,16 @@ MUTANTS = (
         "return (new,)",
         rule_of="host",
     ),
+    Mutant(
+        "a lagging follower pins any number of entries",
+        "host/log_start.py",
+        "return max(entries, self._context.log_bytes()",
+        "return max(0, self._context.log_bytes()",
+    ),
+    Mutant(
+        "a node whose images are missing asks for none",
+        "host/opening.py",
+        "        return True  # missing",
+        "        return False  # missing",
+    ),
 )

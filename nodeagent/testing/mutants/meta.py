@@ -166,4 +166,10 @@ MUTANTS = (
         "tables = ((image.table, False), (image.next_table, True))",
         "tables = ((image.table, False),)",
     ),
+    Mutant(
+        "a TTL for new tables changes that of one which exists",
+        "meta/tables.py",
+        " and (is_new or not p.if_new)",
+        "",
+    ),
 )
