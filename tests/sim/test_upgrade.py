@@ -27,6 +27,7 @@ def test_no_seed_breaks_an_invariant() -> None:
 
 
 @SPREAD
+@pytest.mark.timeout(1_800)  # some nine minutes on two processors
 def test_no_later_seed_breaks_an_invariant() -> None:
     failed = [why for why in whys(run, [(seed,) for seed in MORE], 2) if why]
     assert not failed, "\n\n".join(failed)
