@@ -22,6 +22,7 @@ from iotctl.plan.model import Plan
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Overloaded, Unavailable
+from nodeagent.model.features import Feature
 from nodeagent.model.limits import TABLES_MAX
 from nodeagent.model.requests import MetaView, PutSchema
 from nodeagent.model.schema import TableSchema
@@ -82,6 +83,12 @@ def look(
             f"the cluster has {len(here)} tables, the backup {missing} others; nothing was changed",
             why=f"a cluster has at most {TABLES_MAX} tables",
             next="restore into a cluster with fewer tables",
+        )
+    if view.level < Feature.TTL_IF_NEW and any(t.state == MISSING and t.ttl_ms for t in states):
+        raise RefusedProblem(
+            f"a TTL for new tables needs feature level {Feature.TTL_IF_NEW}, the cluster is at {view.level}; "
+            "nothing was changed",
+            next="iotctl cluster finalize-upgrade",
         )
     plan = None
     if not tables_only:
@@ -164,13 +171,15 @@ def restore_tables(
         ttl = (schema.ttl_ms, True) if schema.ttl_ms else (None, False)
         cluster.call_meta(PutSchema(schema, *ttl))
 
-    with ThreadPoolExecutor(IN_FLIGHT) as pool:
-        tasks = [pool.submit(put, schema) for schema in wanted]
+    pool = ThreadPoolExecutor(IN_FLIGHT)
+    tasks = [pool.submit(put, schema) for schema in wanted]
+    try:
         for done, task in enumerate(as_completed(tasks), 1):
             if task.exception() is not None:
                 break
             on_done(done, len(wanted))
-        pool.shutdown(cancel_futures=True)
+    finally:
+        pool.shutdown(cancel_futures=True)  # also after Ctrl-C
     failed = [e for t in tasks if not t.cancelled() and (e := t.exception()) is not None]
     if failed:
         done = sum(not t.cancelled() and t.exception() is None for t in tasks)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from iotctl.change.restore_meta import TableState, restore_tables
 from iotctl.cli.session import Session
 from iotctl.errors import Exit
+from iotctl.observe.backup import read_backup
 from nodeagent.meta.image import Image
 from nodeagent.meta.sections import sections_of
 from nodeagent.model.config import ClusterSettings
@@ -303,6 +306,35 @@ def test_too_many_tables_are_refused(
     done = restore(place, cluster, "--yes")
     assert done.code == Exit.REFUSED and "2 others; nothing was changed" in done.err
     assert not cluster.tables and not cluster.begun
+
+
+def test_an_interrupt_leaves_the_other_tables_out(
+    place: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    def slow(self: FakeCluster, request: Request) -> Reply:
+        time.sleep(0.005)
+        return real(self, request)
+
+    real = FakeCluster.call_meta
+    monkeypatch.setattr(FakeCluster, "call_meta", slow)
+    many = image(schemas=[msgspec.structs.replace(TANKS, table=f"t{i}") for i in range(200)])
+    (place / "meta.bak").write_bytes(many)
+    backup = read_backup(place / "meta.bak")
+    states = [TableState("root.plant", s.table, 2, "missing", 0, None) for s in backup.schemas]
+    with pytest.raises(KeyboardInterrupt):
+        restore_tables(cluster, backup, states, interrupt)
+    assert 0 < len(cluster.tables) < 100
+
+
+def test_a_level_without_ttls_for_new_tables_is_refused_first(place: Path, cluster: FakeCluster) -> None:
+    cluster.level = 1
+    done = restore(place, cluster, "--yes")
+    assert done.code == Exit.REFUSED and "finalize-upgrade" in done.err and not cluster.begun
+    (place / "meta.bak").write_bytes(image(schemas=[TANKS]))
+    assert restore(place, cluster, "--yes").code == 0
 
 
 def test_an_error_that_a_repeat_does_not_solve_names_its_own_next_step(
