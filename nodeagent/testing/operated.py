@@ -187,27 +187,30 @@ class OperatedCluster(SimulatedCluster):
         Returns:
             the number of journal entries that only the dead nodes had applied.
         """
-        replicas = {n.node: n.host.cluster.meta_replica for n in self.sim.nodes.values() if n.alive}
-        statuses = {
-            n: next(g for g in self.sim.nodes[n].host.status.of_node(0, 0).groups if g.group == META)
-            for n, replica in replicas.items()
-            if replica is not None
-        }
-        head = recovery_leader_of(META, statuses)
-        newest = replicas[head.head]
+        head, request = self.meta_recovery(*nodes)
+        newest = head.host.cluster.meta_replica
         assert newest is not None
         gone = self.safety.forget(META, newest.raft.log, list(nodes))
-        status = statuses[head.head]
-        request = q.RecoverMeta(nodes, head.term, status.last, status.last_term, "sim")
         got: list[Reply] = []
 
         def on_reply(reply: Reply) -> None:
             assert isinstance(reply, q.Accepted), reply
             got.append(reply)
 
-        self.sim.call(CLIENT, head.head, request, on_reply)
+        self.sim.call(CLIENT, head.node, request, on_reply)
         assert self.sim.run(lambda: bool(got), LIMIT_MS), "liveness: the meta group is not recovered"
         return len(gone)
+
+    def meta_recovery(self, *nodes: str) -> tuple[SimNode, q.RecoverMeta]:
+        """The living node with the newest journal, and what an operator asks of it."""
+        alive = [n for n in self.sim.nodes.values() if n.alive and n.host.cluster.meta_replica is not None]
+        statuses = {
+            n.node: next(g for g in n.host.status.of_node(0, 0).groups if g.group == META) for n in alive
+        }
+        head = recovery_leader_of(META, statuses)
+        status = statuses[head.head]
+        request = q.RecoverMeta(nodes, head.term, status.last, status.last_term, "sim")
+        return self.sim.nodes[head.head], request
 
     def _lost(self, group: str, head: SimNode, dead: list[str]) -> set[tuple[str, int, int]]:
         """Writes of `group` that some of `dead` applied and that `head` does not have."""
