@@ -36,7 +36,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except (OSError, RuntimeError, ValueError) as error:  # a cycle of links; an empty name
         why = (error.strerror if isinstance(error, OSError) else "") or str(error)
         raise InputProblem(
@@ -48,7 +48,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
                 temporary.unlink(missing_ok=True)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -18,6 +18,7 @@ from typing import BinaryIO, Protocol
 import msgspec
 
 from iotctl.errors import BusyProblem, InputProblem, RefusedProblem, UsageProblem
+from iotctl.files import sync_directory
 from iotctl.playbook.model import Entry
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import NodeAgentError
@@ -65,7 +66,7 @@ class FileJournal:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._open()
-            _sync_directory(self._path.parent)  # the name of the file must be durable, too
+            sync_directory(self._path.parent)  # the name of the file must be durable, too
         assert self._file is not None
         line = msgspec.json.encode(entry)
         _write(self._file.fileno(), line + b"\n")
@@ -226,15 +227,7 @@ def bring(directory: Path, run_id: str, entries: Sequence[bytes]) -> None:
         file.write(b"".join(entry + b"\n" for entry in entries))
         os.fsync(file.fileno())
     Path(temporary).replace(path)
-    _sync_directory(directory)
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_directory(directory)
 
 
 def new_run_id(now: float | None = None) -> str:

@@ -167,7 +167,7 @@ def test_checks_compare_log_checkpoints_and_name(tmp_path: Path) -> None:
     started(tmp_path, Rebase(META, Base(5, 1, Config(("node1",))), False))
     for verb in ("files", "log", "files"):
         said = CliRunner().invoke(app, [verb, "check", str(tmp_path)])
-        assert said.exit_code == 7 and "data/groups/meta/checkpoint is missing" in said.stdout, said.output
+        assert said.exit_code == 7 and "(image or checkpoint) is missing" in said.stdout, said.output
         (tmp_path / "data" / "groups" / "meta").mkdir(parents=True, exist_ok=True)
     shutil.rmtree(tmp_path / "log")
     for verb in ("log", "files"):
