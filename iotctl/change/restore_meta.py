@@ -90,19 +90,19 @@ def look(
             "nothing was changed",
             next="iotctl cluster finalize-upgrade",
         )
-    plan = None
-    if not tables_only:
-        _check_routing(view.settings, table_of(view), backup)
-        plan = _placement(cluster, source, view, backup)
+    plan = None if tables_only else _placement(cluster, source, view, backup)
     slots = len(plan.moves) if plan is not None else 0
     return MetaRestore(backup.cluster_id, backup.index, states, slots), plan
 
 
 def _placement(cluster: Cluster, source: ClusterSource, view: MetaView, backup: Backup) -> Plan | None:
-    if np.array_equal(table_of(view).owners, backup.table.owners):
+    here = table_of(view)
+    _check_routing(view.settings, here, backup)
+    if np.array_equal(here.owners, backup.table.owners):
         return None
     check_idle(cluster)
     facts, _ = plan_facts(cluster, source)
+    _check_routing(view.settings, facts.table, backup)  # a change may have ended since `view`
     plan = make_placement(facts, backup.table)
     check_plan(plan)
     return plan if plan.has_changes else None

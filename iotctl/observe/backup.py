@@ -133,6 +133,7 @@ def _backup_of(content: bytes) -> Backup:
     for frame in image.frames(image.sections_at):
         if frame.name in _KINDS:
             found[frame.name] += records_of(frame, _KINDS[frame.name])
+        if frame.name == "cluster":
             _check_level(found["cluster"])
     tables = [t.table for t in found["partition"] if not t.is_next]
     cluster: _Cluster | None = next(iter(found["cluster"]), None)

@@ -299,6 +299,18 @@ def test_an_open_change_is_reported_before_anything_is_done(place: Path, cluster
     assert not cluster.tables and restore(place, cluster, "--yes", "--tables-only").code == 0
 
 
+def test_a_ring_that_changes_between_two_views_is_refused(
+    place: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grown(asked: FakeCluster) -> None:
+        asked.names.append("node6")
+
+    monkeypatch.setattr("iotctl.change.restore_meta.check_idle", grown)
+    done = restore(place, cluster, "--yes")
+    assert done.code == Exit.REFUSED and "other nodes" in done.err, done.err
+    assert not cluster.tables and not cluster.begun
+
+
 def test_too_many_tables_are_refused(
     place: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
