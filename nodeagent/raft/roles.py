@@ -237,7 +237,8 @@ class Roles(State):
 
         Args:
             config: voters, this node among them; learners follow as usual.
-            commands: entries that follow the config in the same Ready, however many bytes are uncommitted.
+            commands: entries before the config, however many bytes are uncommitted: a log that has the config
+                has them.
             observer: this node may be a learner in its own log. Its log still holds every entry that a
                 surviving member knows to be committed, if it has the last entry of all surviving members.
 
@@ -260,5 +261,6 @@ class Roles(State):
         self.hard_changed = True
         self._become_leader(alone=True)
         assert self._lead is not None
+        first = self._lead.append(list(commands))
         self._lead.append_config(config)
-        return self._lead.append(list(commands))
+        return first

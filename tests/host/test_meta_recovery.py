@@ -115,4 +115,4 @@ def test_many_uncommitted_bytes_do_not_separate_the_config_from_the_retirement(
     persist = host.take().persist
     assert persist is not None
     entries = [e for op in persist[1] if isinstance(op, Append) for e in op.entries]
-    assert [e.kind for e in entries][-2:] == [EntryKind.CONFIG, EntryKind.COMMAND]
+    assert [e.kind for e in entries][-2:] == [EntryKind.COMMAND, EntryKind.CONFIG]

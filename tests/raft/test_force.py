@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodeagent.model.entries import Base, Config, HardState
+from nodeagent.model.entries import Base, Config, EntryKind, HardState
 from nodeagent.model.errors import Refused
 from nodeagent.model.raft_messages import AppendReply, AppendRequest, Heartbeat, HeartbeatReply, VoteRequest
 from nodeagent.raft import Raft, RaftLog, Role
@@ -29,6 +29,14 @@ def test_a_single_survivor_commits_its_log_under_a_new_term_and_config() -> None
     assert committed is not None and committed[0] == 1
     assert [e.data for e in committed[1][:3]] == [b"1", b"2", b"3"] and len(committed[1]) == 5
     assert raft.log.config == ALONE and raft.can_change()
+
+
+def test_a_log_with_the_config_has_the_commands_that_came_with_it() -> None:
+    raft = replica(1, 1, 2)
+    assert raft.force(ALONE, 40, 500, [b"seal"]) == 5
+    ready = raft.take()
+    assert ready.append is not None
+    assert [e.kind for e in ready.append[1]] == [EntryKind.NOOP, EntryKind.COMMAND, EntryKind.CONFIG]
 
 
 def test_the_term_is_above_its_own_whatever_term_is_requested() -> None:

@@ -1,6 +1,6 @@
 """Force recovery of the meta group, whose majority is permanently lost: this node leads it from its journal.
 
-The entry `RecoverMeta` follows the new config in the same batch, so that it is durable with it. It retires
+The entry `RecoverMeta` precedes the new config in the same batch, so that it is durable with it. It retires
 the lost nodes: no other node hears them any more, and if they come back they are told so.
 """
 
