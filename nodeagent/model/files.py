@@ -8,6 +8,7 @@ from msgspec import Meta
 from nodeagent.model.bounds import INT64_MAX, INT64_MIN, Time
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.limits import PAGE_BYTES
+from nodeagent.model.operation import Ranges
 from nodeagent.model.schema import TableSchema
 
 Order = tuple[int, ...]
@@ -186,6 +187,13 @@ class PulledSlot(msgspec.Struct, frozen=True):
     slot: int
     files: tuple[FileMeta, ...]
     tombstones: tuple[Tombstone, ...]
+
+
+class StagedUnit(msgspec.Struct, frozen=True):
+    """What a source said of the slots that were staged together; stored beside the staged files."""
+
+    slots: Ranges
+    pulled: tuple[PulledSlot, ...]
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from nodeagent.model.files import (
     PageSpec,
     RowKey,
     ScanSpec,
+    StagedUnit,
     Tombstone,
 )
 from nodeagent.model.ids import GroupId, NodeId
@@ -190,11 +191,28 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 class StageFiles(msgspec.Struct, frozen=True):
     """Fetch files from their sources into the staging area of `group` under `operation`, which may be a
-    `repair_area`. The result is `FilesStaged`."""
+    `repair_area`. The result is `FilesStaged`.
+
+    `unit` is the description to store once all files are staged, None for none.
+    """
 
     operation: str
     group: GroupId
     files: tuple[StagedFile, ...]
+    unit: StagedUnit | None = None
+
+
+class ReadStaged(msgspec.Struct, frozen=True):
+    """Read the stored descriptions of what is staged; the result is `StagedRead`."""
+
+    operation: str
+    group: GroupId
+
+
+class StagedRead(msgspec.Struct, frozen=True):
+    """Descriptions that verify; what they describe is staged."""
+
+    units: tuple[StagedUnit, ...]
 
 
 REPAIR, INSTALL = "repair-", "install-"
@@ -339,6 +357,7 @@ Job = (
     | DropSnapshot
     | InstallSnapshot
     | StageFiles
+    | ReadStaged
     | AdoptFiles
     | DeleteFiles
     | DropStaging
@@ -353,6 +372,7 @@ JobResult = (
     | Scanned
     | Installed
     | FilesStaged
+    | StagedRead
     | FilesHashed
     | FileReplaced
     | Done

@@ -39,12 +39,14 @@ from nodeagent.model.jobs import (
     Job,
     JobResult,
     MakeSnapshot,
+    ReadStaged,
     RemoveGroup,
     ReplaceFile,
     SaveCheckpoint,
     SaveImage,
     Scan,
     Scanned,
+    StagedRead,
     StageFiles,
     install_area,
     repair_area,
@@ -145,6 +147,8 @@ class Storage:
                 self.snapshots.make(job.snapshot, job.group, job.files, _payload_of(job))
             case DropSnapshot():
                 self.snapshots.drop(job.snapshot)
+            case ReadStaged():
+                return StagedRead(self.staging.units(job.operation, job.group))
             case AdoptFiles():
                 self.staging.adopt(job.operation, job.group, job.files)
             case DeleteFiles():

@@ -5,6 +5,7 @@
     groups/<group>/image.<log index>                 instead of a checkpoint (`storage.images`)
     groups/<group>/slots/<slot>/<file>
     staging/<operation>/<group>/<slot>-<file>        verified; with `.part` until complete
+    staging/<operation>/<group>/unit.<slot>          description of the files of a unit that begins at <slot>
     snapshots/<id>/index, payload, files/<file>
     quarantine/<group>/<slot>-<file>.<hash>          damaged files that a repair replaced; retained
     tmp/                                             emptied at start
@@ -24,6 +25,7 @@ QUARANTINE = "quarantine"
 INDEX = "index"
 PART = ".part"
 IMAGE = "image."
+UNIT = "unit."
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _SNAPSHOT = re.compile(r"[0-9a-f]{1,64}")
@@ -106,6 +108,11 @@ def staged_path(operation: str, group: GroupId, slot: int, name: str) -> str:
     if not 0 <= slot < SLOTS_MAX:
         raise InvalidName(f"slot {slot} is out of range")
     return f"{staging_dir(operation, group)}/{slot:05d}-{check_file(name)}"
+
+
+def unit_path(operation: str, group: GroupId, slot: int) -> str:
+    """Path of the description of the staged unit whose first slot is `slot`."""
+    return f"{staging_dir(operation, group)}/{UNIT}{slot:05d}"
 
 
 def quarantine_dir(group: GroupId) -> str:

@@ -84,6 +84,8 @@ def stage_files(staging: Staging, job: StageFiles) -> Pull[FilesStaged]:
             if staged:
                 names.append(wanted.meta.name)
         staging.sync(job.operation, job.group)
+        if job.unit is not None and not tally.failed:
+            staging.describe(job.operation, job.group, job.unit)
     suspects = tuple(dict.fromkeys(tally.suspects))
     return FilesStaged(tuple(names), tuple(tally.failed), tally.bytes_received, tally.refetched, suspects)
 

@@ -12,13 +12,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from nodeagent.model.disk import Disk, File
-from nodeagent.model.errors import Busy, FileCorrupt, NotFound
-from nodeagent.model.files import FileMeta
+from nodeagent.model.errors import Busy, Damaged, FileCorrupt, NotFound
+from nodeagent.model.files import FileMeta, StagedUnit
 from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import Adoption
 from nodeagent.storage import layout
+from nodeagent.storage.envelope import seal, unseal
 from nodeagent.storage.hashing import hash_file, hash_open_file, link_or_copy
+
+_UNIT_MAGIC = b"NASU"
 
 
 class StagingWriter:
@@ -124,6 +129,24 @@ class Staging:
         """Make the names of finished files durable: once per job."""
         self._disk.sync_dir(layout.staging_dir(operation, group))
 
+    def describe(self, operation: str, group: GroupId, unit: StagedUnit) -> None:
+        """Store the description of staged files, durable on return. `sync` first: it promises the files."""
+        path = layout.unit_path(operation, group, unit.slots[0][0])
+        self._disk.write_atomic(path, seal(_UNIT_MAGIC, msgspec.msgpack.encode(unit)))
+
+    def units(self, operation: str, group: GroupId) -> tuple[StagedUnit, ...]:
+        """The stored descriptions, without damaged ones: their files are pulled again."""
+        directory = layout.staging_dir(operation, group)
+        names = self._disk.listdir(directory) if self._disk.exists(directory) else []
+        paths = (f"{directory}/{name}" for name in sorted(names) if _is_unit(name))
+        return tuple(unit for path in paths if (unit := self._unit(path)) is not None)
+
+    def _unit(self, path: str) -> StagedUnit | None:
+        try:
+            return msgspec.msgpack.decode(unseal(_UNIT_MAGIC, self._disk.read(path), path), type=StagedUnit)
+        except (Damaged, OSError, msgspec.MsgspecError):
+            return None
+
     def has(self, operation: str, group: GroupId, meta: FileMeta) -> bool:
         """Whether the file is staged; reads it, and removes it if its bytes differ."""
         path = layout.staged_path(operation, group, meta.slot, meta.name)
@@ -193,7 +216,7 @@ class Staging:
         """Names of the finished files, as `<slot>-<name>`."""
         directory = layout.staging_dir(operation, group)
         names = self._disk.listdir(directory) if self._disk.exists(directory) else []
-        return tuple(name for name in names if not name.endswith(layout.PART))
+        return tuple(n for n in names if not n.endswith(layout.PART) and not n.startswith(layout.UNIT))
 
     def operations(self) -> tuple[str, ...]:
         return tuple(self._disk.listdir(layout.STAGING)) if self._disk.exists(layout.STAGING) else ()
@@ -215,3 +238,7 @@ class Staging:
         finally:
             with self._lock:
                 self._closed.discard(operation)
+
+
+def _is_unit(name: str) -> bool:
+    return name.startswith(layout.UNIT) and name.removeprefix(layout.UNIT).isdecimal()

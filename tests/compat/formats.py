@@ -25,7 +25,7 @@ from nodeagent.meta import commands as meta
 from nodeagent.meta import sections
 from nodeagent.meta.image import Image
 from nodeagent.model.entries import Base, Config, Entry, HardState
-from nodeagent.model.files import FileMeta
+from nodeagent.model.files import FileMeta, StagedUnit
 from nodeagent.model.image_format import End, Header
 from nodeagent.model.raft_messages import RaftMessage, Routed
 from nodeagent.model.requests import GroupStatus, Hello, Reply, Request
@@ -63,6 +63,7 @@ FORMATS: Mapping[str, Any] = {
     "group.file": FileMeta,
     "group.footer": Footer,
     "group.snapshot": SnapshotIndex,
+    "group.staged-unit": StagedUnit,
     "directory.node": NodeFile,
     "directory.log": LogFile,
     "directory.seen": _Seen,

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from nodeagent.model.errors import NotFound, Unavailable
-from nodeagent.model.files import FileMeta, FileRef
+from nodeagent.model.files import FileMeta, FileRef, PulledSlot, StagedUnit
 from nodeagent.model.jobs import (
     AdoptFiles,
     Adoption,
@@ -25,8 +25,10 @@ from nodeagent.model.jobs import (
     Installed,
     InstallSnapshot,
     MakeSnapshot,
+    ReadStaged,
     SaveCheckpoint,
     StagedFile,
+    StagedRead,
     StageFiles,
     install_area,
 )
@@ -103,6 +105,50 @@ def test_files_are_staged_adopted_and_dropped() -> None:
     for old, new in zip(metas, renamed, strict=True):
         place = layout.file_path(NEW, new.slot, new.name)
         assert read_checked(target.disk.read, place, new) == a.disk.read(path_of(old))
+
+
+UNIT = StagedUnit(((5, 7),), (PulledSlot(5, (), ()), PulledSlot(6, (), ())))
+
+
+def described(metas: tuple[FileMeta, ...]) -> StageFiles:
+    return msgspec.structs.replace(job(metas), unit=UNIT)
+
+
+def test_a_description_is_read_as_it_was_stored_and_never_if_it_is_damaged() -> None:
+    (a, metas), target = source(), Node()
+    assert target.storage.run(ReadStaged(OP, NEW)) == StagedRead(())
+    target.storage.run_pull(described(metas), fetch_from({"a": a}))
+    assert target.storage.run(ReadStaged(OP, NEW)) == StagedRead((UNIT,))
+    assert target.storage.staging.names(OP, NEW) == ("00005-f0", "00006-f1")
+    path = f"staging/{OP}/{NEW}/unit.00005"
+    whole = target.disk.read(path)
+    for at in range(len(whole)):
+        target.disk.write_atomic(path, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert target.storage.run(ReadStaged(OP, NEW)) == StagedRead(()), at
+    target.disk.write_atomic(path, whole[:-1])
+    assert target.storage.run(ReadStaged(OP, NEW)) == StagedRead(())
+    target.disk.write_atomic(path, whole)
+    target.disk.faults.append(Fault("read", path=path))
+    assert target.storage.run(ReadStaged(OP, NEW)) == StagedRead(())
+
+
+def test_nothing_is_described_unless_all_of_it_is_staged() -> None:
+    """After a power cut at any change of the disk, too: an `Adopt` would name files that are missing."""
+    (a, metas), target = source(), Node()
+    assert target.storage.run_pull(described(metas), fetch_from({})) != FilesStaged(("f0", "f1"), (), 0)
+    assert target.storage.run(ReadStaged(OP, NEW)) == StagedRead(())
+    clean = Node()
+    clean.storage.run_pull(described(metas), fetch_from({"a": a}))
+    results = []
+    for cut in range(1, clean.disk.operations + 2):
+        target = Node()
+        target.disk.cut_power_at = cut
+        _until_power_cut(lambda t=target: t.storage.run_pull(described(metas), fetch_from({"a": a})))  # type: ignore[misc]
+        target.disk.crash(random.Random(cut))
+        results.append(room(target.disk).run(ReadStaged(OP, NEW)))
+        if results[-1] != StagedRead(()):
+            assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
+    assert results[0] == StagedRead(()) and results[-1] == StagedRead((UNIT,))
 
 
 def test_a_file_that_cannot_be_examined_is_not_staged() -> None:
