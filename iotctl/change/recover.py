@@ -5,7 +5,7 @@ follower that kept up lacks only the newest entries, a lagging follower lacks mo
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -18,6 +18,7 @@ from iotctl.observe.operations import open_operations
 from iotctl.observe.problems import DOWN, absent_text, absent_voters, check_log, without_dead
 from iotctl.observe.status import build_status
 from iotctl.spec.cluster import ClusterSource
+from nodeagent.model.features import Feature
 from nodeagent.model.ids import META
 from nodeagent.model.requests import ForceRecover, GroupRecord, MetaView, RecoveryLeader
 from nodeagent.partition.recovery import lost_groups, recovery_leader_of
@@ -72,8 +73,8 @@ def look(cluster: Cluster, source: ClusterSource, nodes: Sequence[str], *, now_m
 
     Raises:
         Unreachable: no agent returned the list of groups, or the meta group has no majority.
-        RefusedProblem: a node is alive or unknown, a change is open, no group is lost, or a member that is
-            not among `nodes` did not report its log.
+        RefusedProblem: a node is alive or unknown, no group is lost, or a member that is not among `nodes`
+            did not report its log; or a change is open and the cluster's feature level is too low.
     """
     return decide(collect(cluster), source, nodes, now_ms=now_ms)
 
@@ -82,7 +83,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
     """As `look`, from collected facts. Pure."""
     names = list(dict.fromkeys(nodes))
     view = _check_nodes(facts, source, names, now_ms)
-    lost = lost_groups(view.groups, {n.node for n in view.nodes if n.state != DEAD} - set(names))
+    lost = lost_now(facts, view, {n.node for n in view.nodes if n.state != DEAD} - set(names))
     if not lost:
         waiting = [g.group for g in view.groups if g.recovery is not None]
         raise RefusedProblem(
@@ -90,13 +91,12 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
             why=f"{', '.join(waiting)} is already being recovered" if waiting else "",
             next="iotctl cluster groups" if waiting else without_dead(view, names[0]),
         )
-    for operation in open_operations(view):
+    for operation in open_operations(view) if view.level < Feature.RECOVERY_IN_CHANGE else []:
         raise RefusedProblem(
-            f"{operation.id} ({operation.title}) is open in stage {operation.stage}",
-            why=f"recover cannot run during a change; groups without a majority: {', '.join(lost)}",
-            next=f"iotctl ops cancel {operation.id}"
-            if not set(lost) & {*operation.losing, *(c.group for c in operation.changes)}
-            else f"iotctl ops show {operation.id}",
+            f"{operation.id} ({operation.title}) is open in stage {operation.stage}; nothing was changed",
+            why=f"recover during a change needs feature level {Feature.RECOVERY_IN_CHANGE:d}; "
+            f"groups without a majority: {', '.join(lost)}",
+            next="iotctl cluster finalize-upgrade",
         )
     groups = [_lost_group(facts, view, g, lost[g.group]) for g in view.groups if g.group in lost]
     gone = [g for g in groups if not g.survivors]
@@ -104,6 +104,25 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
     following = f"start the agent of {' or '.join(gone[0].members)}" if gone else confirm
     alive = [g for g in groups if g.survivors]
     return Recovery(now_ms, names, view.table_version, alive, gone, False, following)
+
+
+def lost_now(facts: Facts, view: MetaView, living: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Groups without a majority among `living`, each with its survivors. While a change replaces members, a
+    group that may have a majority counts as lost if none of its members leads it."""
+    change = next(iter(open_operations(view)), None)
+    return {
+        group: found.survivors
+        for group, found in lost_groups(view.groups, living, change).items()
+        if found.is_certain or not any(r.role == "leader" for r in replicas_of(facts, group).values())
+    }
+
+
+def after_recovery(view: MetaView, dead: str) -> str:
+    """The next command once every group has a majority: the open change continues, then the dead nodes are
+    removed."""
+    for operation in open_operations(view):
+        return f"iotctl ops wait {operation.id}"
+    return without_dead(view, dead)
 
 
 def check_lost(facts: Facts, names: Sequence[str]) -> MetaView:
@@ -231,7 +250,7 @@ def recover(
                 next="iotctl cluster groups",
             )
         sleep(POLL_S)
-    following = without_dead(cluster.meta(strong=True), found.nodes[0])
+    following = after_recovery(cluster.meta(strong=True), found.nodes[0])
     return msgspec.structs.replace(found, done=True, next=following)
 
 
@@ -244,6 +263,10 @@ def _recovery_leader(facts: Facts, group: LostGroup) -> RecoveryLeader:
             f"a member of {group.group} stopped answering; nothing was changed", next="repeat the command"
         )
     heir = recovery_leader_of(group.group, {n: replicas[n] for n in names})
+    if any(replica.role == "leader" for replica in replicas.values()):
+        raise RefusedProblem(
+            f"{group.group} has a leader now; nothing was changed", next="iotctl cluster groups"
+        )
     if heir.head != group.head:
         raise RefusedProblem(
             f"the logs of {group.group} have changed since they were shown; nothing was changed",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from iotctl.change.recover import Survivor, check_lost, log_ends
+from iotctl.change.recover import Survivor, after_recovery, check_lost, log_ends, lost_now
 from iotctl.errors import Partly, RefusedProblem
 from iotctl.observe.cluster import Cluster
 from iotctl.observe.collect import Facts, collect, current_of, freshest, has_quorum, replicas_of
@@ -20,7 +20,7 @@ from iotctl.observe.problems import without_dead
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.ids import META
 from nodeagent.model.requests import MetaView, RecoverMeta
-from nodeagent.partition.recovery import lost_groups, recovery_leader_of
+from nodeagent.partition.recovery import recovery_leader_of
 
 POLL_S = 0.2
 WAIT_S = 30.0
@@ -87,7 +87,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
         raise RefusedProblem("no node with a journal is left; nothing was changed", next="iotctl meta status")
     heir = recovery_leader_of(META, {n: replicas[n] for n in left})
     operations = [o.id for o in open_operations(view)]
-    lost = lost_groups(view.groups, known - dead)
+    lost = lost_now(facts, view, known - dead)
     return MetaRecovery(
         as_of_ms=now_ms,
         nodes=names,
@@ -142,8 +142,6 @@ def recover(
 
 
 def _following(found: MetaRecovery, view: MetaView) -> str:
-    for operation in open_operations(view):
-        return f"iotctl ops wait {operation.id}"
     if found.lost_groups:
         return f"iotctl cluster recover {' '.join(found.nodes)}"
-    return without_dead(view, found.nodes[0])
+    return after_recovery(view, found.nodes[0])

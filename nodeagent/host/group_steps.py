@@ -18,8 +18,9 @@ from nodeagent.meta.nodes import DEAD
 from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Config
 from nodeagent.model.errors import NodeAgentError, Refused
-from nodeagent.model.ids import GroupId
-from nodeagent.model.operation import Operation, Stage
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.operation import Operation, Stage, order_of
+from nodeagent.model.requests import Recovery
 from nodeagent.scaling import groups, membership
 
 
@@ -69,6 +70,17 @@ class GroupSteps:
                 self._drive_group(op, replica, wanted)
         return wanted
 
+    def adopt_rest(self) -> None:
+        """Adopt the slots of changes that are done, in groups led here that were recovered without their
+        `Adopt`: this node described the files when it staged them."""
+        for replica in self._replicas.data.values():
+            if not replica.leads or not replica.state.slots.arriving or not self._may_propose(replica):
+                continue
+            for name in list(replica.state.slots.arriving):
+                op = self._cluster.meta.operations.find(name)
+                if op is not None and op.stage is Stage.DONE and not replica.state.adoptions.waiting:
+                    self._adopt(op, replica)
+
     def _report_ready(self, op: Operation) -> None:
         """Report the groups in which this node can be a source, and those that it can join."""
         states = {g: r.state for g, r in self._replicas.data.items() if r.state.rows.recovered}
@@ -89,21 +101,41 @@ class GroupSteps:
             if record.recovery is None or replica is None or replica.installing or replica.rebasing:
                 continue
             recovery = record.recovery
-            done = groups.op_number(replica.raft.log.config.operation) >= groups.op_number(recovery.operation)
-            if done and replica.leads and replica.raft.can_change():
-                self._reports.report(
-                    meta.RecoveryCompleted(self._cluster.record_now, group, recovery.operation)
-                )
+            done = order_of(replica.raft.log.config.operation) >= order_of(recovery.operation)
+            if replica.leads and replica.raft.can_change():
+                if done:
+                    self._complete(group, recovery)
+                else:  # it had no leader for a moment only: its majority lives
+                    config = replica.raft.log.config
+                    named = Config(config.voters, config.learners, recovery.operation)
+                    self._reconfigure(replica, membership.Change(named))
             elif not done and recovery.head == self._node:
-                config = Config(record.members, (), recovery.operation)
                 try:
-                    replica.raft.force(config, recovery.term, self._effects.now)
+                    self._force(replica, record.members, recovery)
                 except Refused as error:  # for one election timeout the lost leader still counts
                     self._effects.note("recover_later", group=group, why=error.what)
                 else:
                     self._effects.note(
                         "recovered", group=group, term=replica.raft.term, first=replica.raft.log.last_index
                     )
+
+    def _complete(self, group: GroupId, recovery: Recovery) -> None:
+        self._reports.report(meta.RecoveryCompleted(self._cluster.record_now, group, recovery.operation))
+
+    def _force(self, replica: DataReplica, members: tuple[NodeId, ...], recovery: Recovery) -> None:
+        if replica.raft.log.last_index < replica.state.rows.recovered_to:
+            raise Refused("the state is newer than the log", next_step="restore the node's directory")
+        operations = self._cluster.meta.image.operations
+        entries = groups.entries_before_recovery(
+            operations, replica.group, replica.state.slots, self._writer.named
+        )
+        replica.raft.force(
+            Config(members, (), recovery.operation),
+            recovery.term,
+            self._effects.now,
+            [data.encode(entry) for entry in entries],
+            observer=True,
+        )
 
     def is_due(self) -> bool:
         """Whether an entry that `drive` logged was applied since the last call, or sessions came, so that the
@@ -122,10 +154,7 @@ class GroupSteps:
         return replica is None or (replica.raft.term, replica.applied_index) >= proposed
 
     def _drive_group(self, op: Operation, replica: DataReplica, wanted: set[GroupId]) -> None:
-        term, index = self._proposed.get(replica.group, (0, 0))
-        if (term == replica.raft.term and replica.applied_index < index) or not replica.state.rows.recovered:
-            return
-        if not replica.raft.can_change() or replica.applied_index < replica.led_from:
+        if not self._may_propose(replica):
             return
         nodes = self._cluster.meta.image.nodes
         view = groups.GroupView(
@@ -143,6 +172,13 @@ class GroupSteps:
         for action in groups.next_actions(op, view):
             self._act(op, replica, action, wanted)
 
+    def _may_propose(self, replica: DataReplica) -> bool:
+        """Whether the leader's state is that of its log, and what was proposed before is applied."""
+        term, index = self._proposed.get(replica.group, (0, 0))
+        if (term == replica.raft.term and replica.applied_index < index) or not replica.state.rows.recovered:
+            return False
+        return replica.raft.can_change() and replica.applied_index >= replica.led_from
+
     def _act(self, op: Operation, replica: DataReplica, action: groups.Action, wanted: set[GroupId]) -> None:
         match action:
             case groups.Log():
@@ -156,12 +192,17 @@ class GroupSteps:
             case groups.TakeParts():
                 self._parts.take(replica, action)
             case groups.AdoptNow():
-                if self._mover.lacks(op, replica.group):
+                if not self._adopt(op, replica):
                     wanted.add(replica.group)
-                    return
-                open_index = replica.state.slots.arriving[op.id].index
-                adopt = self._mover.adopt_commands(op, replica.group, open_index)
-                self.propose(replica, [*schemas_due(self._cluster.meta, replica.state, adopt), *adopt])
+
+    def _adopt(self, op: Operation, replica: DataReplica) -> bool:
+        """Log `Adopt` for all slots that the group gains; returns False if descriptions are missing here."""
+        open_index = replica.state.slots.arriving[op.id].index
+        adopt = self._mover.adopt_commands(op, replica.group, open_index)
+        if not adopt:
+            return False
+        self.propose(replica, [*schemas_due(self._cluster.meta, replica.state, adopt), *adopt])
+        return True
 
     def propose(self, replica: DataReplica, batch: list[bytes]) -> bool:
         """Log entries; the group's next step waits until they are applied. Returns False if refused."""

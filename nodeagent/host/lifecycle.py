@@ -17,7 +17,7 @@ from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Base, Config, Forget, HardState
 from nodeagent.model.ids import META, GroupId, owner_of
 from nodeagent.model.jobs import DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
-from nodeagent.model.operation import Operation
+from nodeagent.model.operation import Operation, order_of
 from nodeagent.raft.log import RaftLog
 
 CREATE_AGAIN_MS = 1_000
@@ -62,7 +62,14 @@ class Lifecycle:
 
     def joined(self, operation: str) -> set[GroupId]:
         """Groups whose replica here was created to join by `operation`."""
-        return {g for g, op in self._joined.items() if op == operation and g in self._replicas.data}
+        op = self._cluster.meta.operations.find(operation)
+        return {
+            g
+            for g, name in self._joined.items()
+            if name == operation
+            and g in self._replicas.data
+            and (op is None or not self._is_from_before_recovery(op, g))
+        }
 
     # --- creating ----------------------------------------------------------------------------------
 
@@ -122,6 +129,9 @@ class Lifecycle:
                 self._remove(group)  # it was created for an operation that was cancelled
         self._joined = {g: op.id for g in joining} if op is not None else {}
         for group in joining & set(data):
+            if op is not None and self._is_from_before_recovery(op, group):
+                self._remove(group)
+                continue
             sealed = data[group].state.slots.sealed
             # A reported join must not be undone.
             is_ready = op is not None and (group, self._node) in op.joined
@@ -136,6 +146,19 @@ class Lifecycle:
         for group in self.left.keys() - groups.keys():  # removed; group ids are never reused
             del self.left[group]
             self._outbox.persist(group, [Forget(group)])
+
+    def _is_from_before_recovery(self, op: Operation, group: GroupId) -> bool:
+        """Whether the replica here was filled by the group as it was before it lost its majority. It may have
+        entries that the group has lost, so it is made again before this node joins."""
+        recovery = op.recovered.get(group)
+        record = self._cluster.meta.image.groups.get(group)
+        is_member = record is not None and self._node in record.members
+        if recovery is None or is_member or (group, self._node) in op.joined:
+            return False
+        replica = self._replicas.data[group]
+        config = replica.raft.log.config
+        is_filled = bool(config.members) or replica.installing
+        return is_filled and order_of(config.operation) < order_of(recovery)
 
     def _joining(self, op: Operation | None) -> set[GroupId]:
         """Groups that this node is to join now."""

@@ -56,5 +56,6 @@ class Operations:
             self.slot_copier.drive(image.operations, wanted, mine)
         if cluster.is_current:
             self._group_steps.recover()
+            self._group_steps.adopt_rest()
         if cluster.meta_replica is not None and cluster.meta_replica.leads:
             self._meta_steps.drive(cluster.meta_replica, op)

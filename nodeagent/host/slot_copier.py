@@ -9,14 +9,14 @@ descriptions for its `Adopt`; once the lease has expired by a node's own clock, 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nodeagent.data import commands as data
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.sources import source_slots
 from nodeagent.host.space import GO_ON
+from nodeagent.host.staged_units import Key, StagedUnits
 from nodeagent.host.suspects import request_hashes
 from nodeagent.meta import commands as meta
-from nodeagent.model.files import FileRef, PulledSlot
+from nodeagent.model.files import FileRef, PulledSlot, StagedUnit
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.jobs import DropStaging, FilesStaged, JobResult, StagedFile, StageFiles
 from nodeagent.model.operation import CopyRecord, Lease, Operation, Ranges, Stage
@@ -30,8 +30,6 @@ RETRY_MS = 300
 OWN_WAIT_MS = 5_000
 """A previous holder waits this long for its own files to be made before it pulls them from another node."""
 REPORT_AGAIN_MS = 1_000
-
-Key = tuple[str, GroupId, Ranges]
 
 
 @dataclass(slots=True)
@@ -54,6 +52,9 @@ class _Pull:
 
     attempt: int = 0
     busy: bool = False
+    is_stale: bool = False
+    """Its source was recovered meanwhile: begin again once the files are staged."""
+
     not_before: int = 0
     orders: list[_Order] = field(default_factory=list)
     received: int = 0
@@ -82,9 +83,12 @@ class SlotCopier:
         self._replicas = replicas
         self._report = report
         self._pulls: dict[Key, _Pull] = {}
-        self._staged: dict[Key, tuple[PulledSlot, ...]] = {}
+        self._staged = StagedUnits(node, incarnation, effects)
         self._recorded: dict[Key, tuple[CopyRecord, int]] = {}
         """Copies made here, and when each was last reported to the meta leader."""
+
+        self._recovered: dict[GroupId, str] = {}
+        """As in the open operation, when the units to copy were last examined."""
 
         self._touched: set[str] = set()
         """Operations that may have something in staging."""
@@ -120,19 +124,42 @@ class SlotCopier:
         self._paused = op is not None and op.paused
         if op is not None and self._paused:
             self._hold_back(op)
-        if op is None or op.stage is not Stage.COPYING or op.state() in ("waiting_migrate", "paused"):
+        if op is None or op.stage not in (Stage.COPYING, Stage.CLEANUP):
+            return
+        if op.state() in ("waiting_migrate", "paused"):
             return
         self._dead = set(op.dead)
         leased = self._is_leased(op)
-        for unit in moving.units_to_copy(op, self._units(op), self.node, self.incarnation):
-            if unit.key in self._staged:
-                self._report_again(unit)
+        copying = op.stage is Stage.COPYING  # in CLEANUP only a recovered group needs descriptions
+        due = moving.units_to_copy(op, self._units(op), self.node, self.incarnation) if copying else []
+        if self._recovered != op.recovered:
+            self._recovered = dict(op.recovered)
+            self._copy_again(op, due)
+        for unit in due:
+            if unit in self._staged and unit.key in self._recorded:
+                self._report_again(unit.key)
             elif not leased or self._has_order(unit):
                 self._pull_of(unit)
         for unit in self._units(op):
-            if unit.move.target in wanted and unit.key not in self._staged:
+            group = unit.move.target
+            if group in wanted and unit not in self._staged and self._staged.is_read(op, group):
                 self._pull_of(unit)
+        for record in op.copies if copying and op.recovered else ():
+            key = (op.id, record.target, record.slots)
+            if record.node == self.node and key in self._recorded and self._recorded[key][0] != record:
+                self._report_again(key)  # a late report of the former copy arrived after that of the new one
         self._start()
+
+    def _copy_again(self, op: Operation, due: list[Unit]) -> None:
+        """Begin the copies again that are not in the operation's record and come from a group that was
+        recovered: it may have other files now."""
+        for unit in due:
+            if unit.move.source not in op.recovered:
+                continue
+            self._staged.drop(unit.key)
+            self._recorded.pop(unit.key, None)
+            if unit.key in self._pulls:
+                self._pulls[unit.key].is_stale = True
 
     def _units(self, op: Operation) -> list[Unit]:
         if self._units_of[0] != op.id:
@@ -179,7 +206,7 @@ class SlotCopier:
         for token in sorted(over):
             self.effects.refuse(token, "refused", "the operation has ended")
         self._pulls = {k: v for k, v in self._pulls.items() if k[0] == current}
-        self._staged = {k: v for k, v in self._staged.items() if k[0] == current}
+        self._staged.keep({current, *owed})
         self._recorded = {k: v for k, v in self._recorded.items() if k[0] == current}
 
     def _is_leased(self, op: Operation) -> bool:
@@ -259,6 +286,8 @@ class SlotCopier:
                 return self._later(pull)
         useless = {self.node, *self._dead}
         candidates = [n for n in moving.sources(unit.move, self.node, pull.attempt) if n not in useless]
+        if not candidates and self._dead >= set(unit.move.source_members):
+            return self._stage(pull, (), "", self.node)  # the rows are lost: nobody holds them any more
         if not candidates:
             return self._again(pull, "this node is the only previous holder and is not ready yet")
         source = candidates[0]
@@ -291,7 +320,7 @@ class SlotCopier:
             for f in slot.files
         )
         self._touched.add(unit.operation)
-        job = StageFiles(unit.operation, unit.move.target, files)
+        job = StageFiles(unit.operation, unit.move.target, files, StagedUnit(unit.slots, slots))
         staged = self._part_of(pull, self._on_staged)
         self.effects.job(job, lambda r: staged(pull, slots, r))
 
@@ -301,6 +330,9 @@ class SlotCopier:
             return
         if not isinstance(result, FilesStaged):
             return self._again(pull, getattr(result, "what", "failed"))
+        if pull.is_stale:
+            pull.is_stale = False
+            return self._again(pull, f"{pull.unit.move.source} was recovered")
         request_hashes(self.effects, self._replicas, pull.unit.move.source, result.suspects)
         pull.received += result.bytes_received
         pull.refetched += result.refetched
@@ -318,7 +350,7 @@ class SlotCopier:
             refetched=pull.refetched,
         )
         del self._pulls[unit.key]
-        self._staged[unit.key] = slots
+        self._staged.put(unit, slots)
         for order in pull.orders:
             self.effects.guarded(order.token, "a pull", self._credit)(order, unit, copy)
         if self.node in unit.move.target_members:
@@ -345,23 +377,17 @@ class SlotCopier:
         pull.not_before = self.effects.now + RETRY_MS
         self.effects.later(RETRY_MS, self._start)
 
-    def _report_again(self, unit: Unit) -> None:
-        recorded = self._recorded.get(unit.key)
-        if recorded is not None and self.effects.now - recorded[1] > REPORT_AGAIN_MS:
-            self._recorded[unit.key] = (recorded[0], self.effects.now)
-            self._report(meta.Copied(self.effects.wall, unit.operation, recorded[0]))
+    def _report_again(self, key: Key) -> None:
+        copy, reported = self._recorded[key]
+        if self.effects.now - reported > REPORT_AGAIN_MS:
+            self._recorded[key] = (copy, self.effects.now)
+            self._report(meta.Copied(self.effects.wall, key[0], copy))
 
     # --- adopting ----------------------------------------------------------------------------------
 
-    def lacks(self, op: Operation, group: GroupId) -> bool:
-        """Whether this node lacks the description of a unit of `group`."""
-        return any(u.move.target == group and u.key not in self._staged for u in self._units(op))
-
     def adopt_commands(self, op: Operation, group: GroupId, open_index: int) -> list[bytes]:
-        """`Adopt` entries for all units of `group`, one per unit, so that the size of an entry is bounded."""
-        out = []
-        for unit in self._units(op):
-            if unit.move.target == group:
-                files, tombstones = moving.adoptions(open_index, list(self._staged[unit.key]))
-                out.append(data.encode(data.Adopt(op.id, unit.slots, tuple(files), tuple(tombstones))))
-        return out
+        """`Adopt` entries for all units of `group`; none while the description of one is missing."""
+        units = [u for u in self._units(op) if u.move.target == group]
+        return (
+            [] if self._staged.lacks(op, group, units) else self._staged.adopt_commands(op, units, open_index)
+        )

@@ -4,9 +4,12 @@ Progress reports are recorded as sets: a report that arrives twice, late or from
 nothing. The entry with the last report that a stage needs also ends the stage.
 """
 
+from collections.abc import Collection
+
 import msgspec
 
 from nodeagent.meta import commands as c
+from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.operation import (
     ENDED,
     NEXT,
@@ -20,18 +23,22 @@ from nodeagent.model.operation import (
     StageSpan,
 )
 from nodeagent.model.requests import ErrorReply
-from nodeagent.partition.ranges import SlotRanges, subtract, union
+from nodeagent.partition.ranges import SlotRanges, intersect, subtract, union
+
+CANCELLABLE = (Stage.PLANNED, Stage.SEALED)
+"""Before OPEN, no slot can have accepted a write in its new group."""
 
 
-def record(op: Operation, report: c.ProgressReport) -> ErrorReply | None:
-    """Record a progress report; return a refusal only for a `ControlOperation` that is not allowed now."""
+def record(op: Operation, report: c.ProgressReport, level: int = FIRST) -> ErrorReply | None:
+    """Record a progress report at the cluster's feature `level`; return a refusal only for a
+    `ControlOperation` that is not allowed now."""
     match report:
         case c.MetaReady():
             op.meta_ready = True
         case c.GroupReady():
             op.group_ready |= report.group == op.created_group
         case c.SealedBy():
-            if op.stage is Stage.SEALED and report.result.group in op.losing:
+            if op.stage in (Stage.SEALED, Stage.OPEN) and report.result.group in op.losing:
                 op.sealed.setdefault(report.result.group, report.result)
         case c.UnsealedBy():
             _add(op.unsealed, report.group, op.stage is Stage.CANCELLING)
@@ -39,7 +46,8 @@ def record(op: Operation, report: c.ProgressReport) -> ErrorReply | None:
             if (report.group, report.node) not in op.sources_ready:
                 op.sources_ready.append((report.group, report.node))
         case c.JoinReady():
-            if (report.group, report.node) not in op.joined:
+            is_current = report.recovery == op.recovered.get(report.group, "")
+            if is_current and (report.group, report.node) not in op.joined:
                 op.joined.append((report.group, report.node))
         case c.OpenedBy():
             _add(op.opened, report.group, op.stage is Stage.OPEN)
@@ -47,9 +55,9 @@ def record(op: Operation, report: c.ProgressReport) -> ErrorReply | None:
             _add(op.formed, report.group, op.stage is Stage.RECONFIGURING)
         case c.Copied():
             if op.stage is Stage.COPYING:
-                _copied(op, report.record)
+                _copied(op, report.record, may_replace=level >= Feature.RECOVERY_IN_CHANGE)
         case c.AdoptedBy():
-            _add(op.adopted, report.group, op.stage is Stage.COPYING)
+            _add(op.adopted, report.group, op.stage in (Stage.COPYING, Stage.CLEANUP))
         case c.ReleasedBy():
             _add(op.released, report.group, op.stage is Stage.CLEANUP)
         case c.ReportError():
@@ -64,11 +72,14 @@ def _add(into: list[str], value: str, allowed: bool) -> None:
         into.append(value)
 
 
-def _copied(op: Operation, copy: CopyRecord) -> None:
-    """Record a copy, and drop the copies for its `target` that another incarnation of its node recorded."""
+def _copied(op: Operation, copy: CopyRecord, *, may_replace: bool) -> None:
+    """Record a copy, and drop the copies for its `target` that another incarnation of its node recorded. A
+    copy that was made again from other files replaces the former one."""
     same = [r for r in op.copies if (r.target, r.node) == (copy.target, copy.node)]
-    if any(r.incarnation == copy.incarnation and r.slots == copy.slots for r in same):
+    former = [r for r in same if r.incarnation == copy.incarnation and r.slots == copy.slots]
+    if former and (not may_replace or former[0].digest == copy.digest):
         return
+    op.copies = [r for r in op.copies if r not in former]
     if any(r.incarnation != copy.incarnation for r in same):
         op.copies = [r for r in op.copies if r not in same or r.incarnation == copy.incarnation]
     op.copies.append(copy)
@@ -100,13 +111,13 @@ def _control(op: Operation, s: c.ControlOperation) -> ErrorReply | None:
         case "resume":
             op.paused = False
         case "cancel":
-            if op.stage not in (Stage.PLANNED, Stage.SEALED):
+            if op.stage not in CANCELLABLE:
                 return ErrorReply(
                     "refused",
                     f"{op.id} cannot be cancelled in stage {op.stage}: slots may be open in their new groups",
                     f"plan the reverse change once it is done: iotctl ops wait {op.id}",
                 )
-            _enter(op, Stage.CANCELLING, s.now, f"cancelled by {s.by}")
+            cancel(op, s.now, f"cancelled by {s.by}")
         case "lease":
             if op.lease is not None and op.lease.owner != s.owner and op.lease.ttl_ms:
                 return ErrorReply(
@@ -151,7 +162,11 @@ def _following(op: Operation) -> tuple[Stage, str] | None:
             return Stage.SEALED, "meta ready" if op.joining is None else f"meta ready, {op.created_group} led"
         case Stage.SEALED if set(op.sealed) >= set(op.losing):
             return Stage.OPEN, ", ".join(f"{g}@{op.sealed[g].index}" for g in op.losing)
-        case Stage.OPEN if set(op.opened) >= set(op.gaining) and (op.leaving is None or op.meta_ready):
+        case Stage.OPEN if (
+            set(op.opened) >= set(op.gaining)
+            and set(op.sealed) >= set(op.losing)  # a source that was recovered seals again
+            and (op.leaving is None or op.meta_ready)
+        ):
             return Stage.RECONFIGURING, ", ".join(sorted(op.opened))
         case Stage.RECONFIGURING if set(op.formed) >= {g.group for g in op.changes}:
             return Stage.COPYING, ", ".join(sorted(op.formed))
@@ -172,6 +187,48 @@ def _enter(op: Operation, stage: Stage, now: int, reason: str) -> None:
     op.stages.append(StageSpan(stage.value, now))
     op.stage = stage
     drop_reports(op)
+
+
+def cancel(op: Operation, now: int, why: str) -> None:
+    _enter(op, Stage.CANCELLING, now, why)
+
+
+def forget_reports(op: Operation, groups: Collection[str]) -> None:
+    """Forget what these groups reported in the stage of the operation: each of them continues with a log that
+    may lack the entries. Their leaders log what is missing, and report it again."""
+    due = {
+        Stage.OPEN: [op.opened],
+        Stage.RECONFIGURING: [op.formed],
+        Stage.COPYING: [op.adopted],
+        Stage.CLEANUP: [op.adopted, op.released],
+        Stage.CANCELLING: [op.unsealed],
+    }
+    for reports in due.get(op.stage, []):
+        reports[:] = [g for g in reports if g not in groups]
+    if op.stage is Stage.OPEN:
+        op.sealed = {g: result for g, result in op.sealed.items() if g not in groups}
+    if op.stage in (Stage.OPEN, Stage.RECONFIGURING):
+        op.joined = [(g, n) for g, n in op.joined if g not in groups]
+    if op.stage is Stage.COPYING:
+        op.copies = [c for c in op.copies if not _is_copied_from(op, c, groups) or _is_complete(op, c)]
+        op.signed_off = op.release_go = False
+        op.held_since_ms = 0
+
+
+def _is_copied_from(op: Operation, copy: CopyRecord, sources: Collection[str]) -> bool:
+    """Whether the copied slots left one of `sources`: a source that sealed again may have other files."""
+    left = union(*(m.slots for m in op.moves if m.target == copy.target and m.source in sources))
+    return bool(intersect(left, copy.slots))
+
+
+def _is_complete(op: Operation, copy: CopyRecord) -> bool:
+    """Whether every required member has an equal copy of the slots."""
+    equal = {c.node for c in op.copies if _content(c) == _content(copy)}
+    return equal >= op.required(copy.target)
+
+
+def _content(copy: CopyRecord) -> tuple[str, SlotRanges, str]:
+    return copy.target, copy.slots, copy.digest
 
 
 def drop_reports(op: Operation) -> None:

@@ -228,10 +228,13 @@ class JoinReady(_ProgressReport, frozen=True, tag="JoinReady"):
     """`node` created its replica of `group` for this operation.
 
     What a replica of an earlier membership acknowledged does not count: that replica may still be removed.
+
+    `recovery` is the last force recovery of the group during this operation, as `node` knows it: "" for none.
     """
 
     group: GroupId
     node: NodeId
+    recovery: str = ""
 
 
 class OpenedBy(_ProgressReport, frozen=True, tag="OpenedBy"):

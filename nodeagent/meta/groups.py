@@ -8,9 +8,9 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from nodeagent.model.ids import GroupId, NodeId, data_group
-from nodeagent.model.operation import Ranges
+from nodeagent.model.operation import Operation, Ranges
 from nodeagent.model.requests import GroupRecord, Recovery
-from nodeagent.partition.recovery import lost_groups
+from nodeagent.partition.recovery import Lost, lost_groups
 
 
 class Kept(Protocol):
@@ -55,9 +55,9 @@ class Groups:
 
     # --- lost majorities ---------------------------------------------------------------------------
 
-    def lost(self, living: Collection[NodeId]) -> dict[GroupId, tuple[NodeId, ...]]:
-        """Each group without a majority among `living`, with its living members."""
-        return lost_groups(self._kept.groups.values(), living)
+    def lost(self, living: Collection[NodeId], change: Operation | None) -> dict[GroupId, Lost]:
+        """Each group without a majority among `living`, while `change` is open."""
+        return lost_groups(self._kept.groups.values(), living, change)
 
     def in_recovery(self) -> GroupRecord | None:
         """A group whose force recovery is not completed; None if there is none."""

@@ -4,6 +4,7 @@ The entry that enters a stage also changes nodes, groups and the table: OPEN put
 DONE removes the node and the group that leave, and CANCELLED reverts what `Begin` changed.
 """
 
+from collections.abc import Collection
 from typing import Protocol
 
 from nodeagent.meta import changes
@@ -169,7 +170,7 @@ class Operations:
         if isinstance(e, c.ControlOperation) and e.verb == "dead":
             refusal = self._amend(op, e.node)
         else:
-            refusal = changes.record(op, e)
+            refusal = changes.record(op, e, self._kept.level)
         if refusal is not None:
             return refusal
         if isinstance(e, c.ControlOperation) and e.verb not in ("lease", "unlease"):
@@ -198,6 +199,20 @@ class Operations:
         if node in self._nodes.living:
             self._nodes.retire(node)
 
+    def recovered(self, index: int, groups: Collection[GroupId], recovery: str, now: int) -> None:
+        """Cancel the open change if that is still possible, because `groups` lost their majority; otherwise
+        these groups report again what the stage waits for. `recovery` is the name of their recovery."""
+        op = self.open()
+        if op is None:
+            return
+        if op.stage in changes.CANCELLABLE:
+            changes.cancel(op, now, "groups lost their majority")
+            self._audit.note(now, "", f"{op.id} ({op.title}) enters {op.stage.name}")
+        else:
+            changes.forget_reports(op, groups)
+            op.recovered |= dict.fromkeys(groups, recovery)
+        self._advance(index, op, now)
+
     def _amend(self, op: Operation, node: NodeId) -> ErrorReply | None:
         """Declare `node` dead during `op`: nothing is required of it any more, if every group retains a
         quorum without it."""
@@ -210,7 +225,11 @@ class Operations:
         now = self._groups.members()
         left = {n for members in now.values() for n in members if n not in self._nodes}
         groups = [(group, members, dead | left) for group, members in now.items()]
-        groups += [(change.group, change.after, dead) for change in op.changes]
+        if self._kept.level < Feature.RECOVERY_IN_CHANGE:
+            groups += [(change.group, change.after, dead) for change in op.changes]
+        else:  # a group that has formed has other members if it was recovered
+            to_form = [c for c in op.changes if c.group not in op.formed and node in c.after]
+            groups += [(change.group, change.after, dead) for change in to_form]
         for group, members, lost in groups:
             dead_members = [n for n in members if n in lost]
             if 2 * len(dead_members) >= len(members):

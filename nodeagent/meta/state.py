@@ -44,7 +44,9 @@ class MetaState:
         self.operations = Operations(
             self.image, self.nodes, self.groups, self.placement, self.runs, self.audit
         )
-        self.recovery = ForceRecovery(self.nodes, self.groups, self.placement, self.operations, self.audit)
+        self.recovery = ForceRecovery(
+            self.image, self.nodes, self.groups, self.placement, self.operations, self.audit
+        )
 
     @property
     def applied(self) -> int:

@@ -34,6 +34,9 @@ class Feature(IntEnum):
     REASONS = 2
     """A drain says whether a rolling restart asked for it; the error of an operation names its group."""
 
+    RECOVERY_IN_CHANGE = 2
+    """An entry forces the recovery of data groups while a change is open."""
+
     TTL_IF_NEW = 2
     """An entry sets the TTL of a table only if it creates the table."""
 

@@ -167,6 +167,18 @@ _KEPT_IN_SHORT = (
 )
 
 
+def recovery_name(index: int, change: str) -> str:
+    """The name of the force recovery at meta log index `index`, while `change` is open ("" for none). The
+    config of a recovered group has it as its operation."""
+    return f"{change}.{index}" if change else f"op-{index}"
+
+
+def order_of(operation: str) -> tuple[int, ...]:
+    """The operation's place in the order of all operations and recoveries; (0,) for none. A recovery comes
+    after the change that is open during it and before the next change."""
+    return tuple(int(number) for number in operation.removeprefix("op-").split(".")) if operation else (0,)
+
+
 def cut_text(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
@@ -249,6 +261,10 @@ class Operation(msgspec.Struct):
     error_group: GroupId = ""
     """The data group that `last_error` concerns (since `Feature.REASONS`); "" if it concerns none, and in a
     short record."""
+
+    recovered: dict[GroupId, str] = {}
+    """Groups whose recovery was forced during this operation -> the name of the last recovery (since
+    `Feature.RECOVERY_IN_CHANGE`)."""
 
     @property
     def ended(self) -> bool:

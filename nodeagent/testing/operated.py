@@ -9,11 +9,10 @@ from nodeagent.data.commands import DeleteRange, WriteRows, decode
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.ids import META
-from nodeagent.model.operation import Options
+from nodeagent.model.operation import Options, order_of
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import from_slots
 from nodeagent.partition.recovery import recovery_leader_of
-from nodeagent.scaling.groups import op_number
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.sim import CLIENT
 from nodeagent.testing.simulated import LIMIT_MS, SimulatedCluster
@@ -77,7 +76,11 @@ class OperatedCluster(SimulatedCluster):
         ]
         wanted = (request.kind, request.node)
         return next(
-            (op.id for op in records if (op.kind, op.node) == wanted and op_number(op.id) > self.begun_after),
+            (
+                op.id
+                for op in records
+                if (op.kind, op.node) == wanted and order_of(op.id) > (self.begun_after,)
+            ),
             "",
         )
 
@@ -167,18 +170,25 @@ class OperatedCluster(SimulatedCluster):
         The history forgets only what no living node has, so that everything on a living node must survive.
         Returns the number of acknowledged values, one per cell of a write, that were lost.
         """
-        meta = self.newest()
-        heirs = []
+        meta, heirs = self.newest(), self.recovery_leaders(*nodes)
         lost: set[tuple[str, int, int]] = set()
-        for group, left in meta.recovery.lost(nodes).items():
-            said = {n: self.sim.nodes[n].host.status.of_node(0, 0).groups for n in left}
-            heirs.append(
-                recovery_leader_of(group, {n: next(g for g in said[n] if g.group == group) for n in left})
-            )
-            lost |= self._lost(group, self.sim.nodes[heirs[-1].head], list(nodes))
+        for heir in heirs:
+            members = self.newest().recovery.lost(nodes)[heir.group].survivors
+            joining = [n.node for n in self.sim.nodes.values() if n.alive and n.node not in members]
+            lost |= self._lost(heir.group, self.sim.nodes[heir.head], [*nodes, *joining])
         gone = self.history.lose(sorted(lost))
         self.request(q.ForceRecover(nodes, tuple(heirs), meta.placement.version, "sim"), q.Accepted)
         return gone
+
+    def recovery_leaders(self, *nodes: str) -> list[q.RecoveryLeader]:
+        """The recovery leaders of all groups that lost their majority with the dead `nodes`."""
+        alive = {n.node: n.host.status.of_node(0, 0).groups for n in self.sim.nodes.values() if n.alive}
+        heirs = []
+        for group, found in self.newest().recovery.lost(nodes).items():
+            said = {n: g for n, groups in alive.items() for g in groups if g.group == group}
+            if found.is_certain or all(g.role != "leader" for g in said.values()):
+                heirs.append(recovery_leader_of(group, {n: said[n] for n in found.survivors}))
+        return heirs
 
     def recover_meta(self, *nodes: str) -> int:
         """Force the recovery of the meta group, which lost its majority with the dead `nodes`, from the
@@ -213,7 +223,8 @@ class OperatedCluster(SimulatedCluster):
         return self.sim.nodes[head.head], request
 
     def _lost(self, group: str, head: SimNode, dead: list[str]) -> set[tuple[str, int, int]]:
-        """Writes of `group` that some of `dead` applied and that `head` does not have."""
+        """Writes of `group` that some of `dead`, or a node that was joining, applied and `head` does not
+        have."""
         replica = head.host.replicas.data[group]
         log = replica.raft.log
         lost: set[tuple[str, int, int]] = set()

@@ -7,7 +7,9 @@ import pytest
 
 from nodeagent.host.effect_queue import EffectQueue
 from nodeagent.host.slot_copier import OWN_WAIT_MS, PARALLEL_UNITS, RETRY_MS, SlotCopier
-from nodeagent.model.jobs import Done, DropStaging, Failed, FilesStaged
+from nodeagent.model.files import PulledSlot, StagedUnit, Tombstone
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import Done, DropStaging, Failed, FilesStaged, ReadStaged, StagedRead, StageFiles
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SlotMove, Stage
 from nodeagent.model.requests import CheckFiles, ErrorReply, OpenSource, SourceOpened, UnitPulled
 from nodeagent.scaling import moving as moving_room
@@ -268,3 +270,98 @@ def test_the_holder_of_a_copy_that_a_pull_found_damaged_is_asked_to_hash_it() ->
     effects.on_job(number, FilesStaged((), (("f1", "b: not what it was"),), 0, 1, suspects))
     asked = [(to, request) for _, to, request in effects.calls if isinstance(request, CheckFiles)]
     assert asked == [("b", CheckFiles("a.1", (), ("f1", "f3")))] and looked == [("f2",)]
+
+
+SLOT = PulledSlot(0, (), (Tombstone((1,), PartitionKey("root.g", 0, 0), "t", (), 0, 9),))
+
+
+def recorded(op: Operation, incarnation: str = "i-d") -> None:
+    op.copies = [CopyRecord("d.2", "d", incarnation, u.slots, "x", 1, 1) for u in units(op)]
+
+
+def read_from_disk(slot_copier: SlotCopier, effects: EffectQueue, op: Operation, known: int) -> None:
+    """A leader composes an `Adopt`, and gets the first `known` descriptions."""
+    assert slot_copier.adopt_commands(op, "d.2", 9) == []
+    ((number, job),) = effects.jobs
+    effects.jobs.clear()
+    assert job == ReadStaged("op-1", "d.2")
+    effects.on_job(number, StagedRead(tuple(StagedUnit(u.slots, (SLOT,)) for u in units(op)[:known])))
+
+
+@pytest.mark.parametrize("stage", [Stage.COPYING, Stage.CLEANUP, Stage.DONE])
+def test_a_leader_that_restarted_adopts_what_it_described_on_disk(stage: Stage) -> None:
+    """No source is asked: it may have released the slots."""
+    slot_copier, effects = moving("d", **{"d.2": SimpleNamespace(ended_here=set[str]())})
+    op = operation()
+    recorded(op)
+    op.stage = stage
+    read_from_disk(slot_copier, effects, op, 6)
+    slot_copier.drive([op], {"d.2"}, {"d.2"})
+    assert not effects.calls and not effects.jobs
+    assert len(slot_copier.adopt_commands(op, "d.2", 9)) == 6
+
+
+@pytest.mark.parametrize(("known", "incarnation"), [(4, "i-d"), (6, "i-old")])
+def test_only_recorded_descriptions_count_and_the_rest_is_pulled(known: int, incarnation: str) -> None:
+    slot_copier, effects = moving()
+    op = operation()
+    recorded(op, incarnation)
+    op.stage = Stage.CLEANUP
+    slot_copier.drive([op], {"d.2"}, set())
+    assert not effects.calls, "the disk is asked first"
+    read_from_disk(slot_copier, effects, op, known)
+    slot_copier.drive([op], {"d.2"}, set())
+    assert len(effects.calls) == (2 if incarnation == "i-d" else PARALLEL_UNITS)
+    assert slot_copier.adopt_commands(op, "d.2", 9) == []
+
+
+def complete(slot_copier: SlotCopier, effects: EffectQueue, op: Operation) -> None:
+    """Let the pulls in progress end."""
+    for _ in range(3):
+        for call, _, request in list(effects.calls):
+            if isinstance(request, OpenSource):
+                effects.on_reply(call, SourceOpened("b", "s", (SLOT,)))
+        for number, _ in list(effects.jobs):
+            effects.on_job(number, FilesStaged((), (), 0))
+        effects.calls.clear()
+        effects.jobs.clear()
+        effects.now += RETRY_MS
+        effects.fire()
+        drive(slot_copier, op)
+
+
+def test_copies_that_are_not_recorded_are_made_again_when_their_source_was_recovered() -> None:
+    """It may have other files. A pull in progress begins again once its files are staged."""
+    effects, reported = EffectQueue(0, 0), list[Any]()
+    slot_copier, op = SlotCopier("d", "i-d", effects, {}, reported.append), operation()
+    drive(slot_copier, op)
+    first = units(op)[0].slots
+    effects.on_reply(effects.calls[0][0], SourceOpened("b", "s", ()))
+    effects.on_job(effects.jobs.pop()[0], FilesStaged((), (), 0))
+    former = reported[0].record
+    assert former.slots == first
+    op.recovered = {"x.1": "op-1.7"}
+    complete(slot_copier, effects, op)
+    assert [r.record for r in reported if r.record.slots == first] == [former], "its source was not recovered"
+    op.recovered = {"a.1": "op-1.9"}
+    drive(slot_copier, op)
+    complete(slot_copier, effects, op)
+    made = [r.record.digest for r in reported if r.record.slots == first]
+    assert len(set(made)) == 2 and made[-1] != former.digest
+    op.copies = [former]
+    effects.now += 10_000
+    drive(slot_copier, op)
+    assert reported[-1].record.digest == made[-1], "the record has the former copy"
+
+
+def test_slots_whose_sources_are_all_permanently_lost_have_no_older_rows() -> None:
+    slot_copier, effects = moving("e")
+    op = operation()
+    op.dead = ["b", "c"]
+    drive(slot_copier, op)
+    assert {to for _, to, _ in effects.calls} == {"a"} and not effects.jobs
+    slot_copier, effects = moving("e")
+    op.dead = ["a", "b", "c"]
+    drive(slot_copier, op)
+    assert not effects.calls and len(effects.jobs) == PARALLEL_UNITS
+    assert all(isinstance(job, StageFiles) and not job.files for _, job in effects.jobs)

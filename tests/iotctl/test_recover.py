@@ -10,7 +10,7 @@ import pytest
 from iotctl.errors import Exit
 from nodeagent.model.errors import Refused
 from nodeagent.model.ids import META
-from nodeagent.model.operation import Stage
+from nodeagent.model.operation import GroupChange, Stage
 from nodeagent.model.requests import Accepted, ForceRecover, GroupStatus, MetaView, NodeStatus, Reply, Request
 from nodeagent.partition.recovery import TERMS_BEYOND, recovery_leader_of
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
@@ -232,9 +232,41 @@ def test_damaged_voters_of_the_meta_group_are_not_named_as_down(spec: Path, down
     refused(spec, cluster, *sorted(down), text="next: iotctl cluster status", code=Exit.UNREACHABLE)
 
 
-def test_an_open_change_must_end_first(spec: Path) -> None:
+def test_a_recovery_during_a_change_needs_a_feature_level(spec: Path) -> None:
     cluster = Losing(operations=[make_operation("op-9", stage=Stage.COPYING)])
     refused(spec, cluster, "node2", "node3", text="op-9")
+    refused(spec, cluster, "node2", "node3", text="iotctl cluster finalize-upgrade")
+
+
+def test_after_a_recovery_the_open_change_is_awaited(spec: Path) -> None:
+    cluster = Losing(operations=[make_operation("op-9", stage=Stage.COPYING)], level=2)
+    words = ("cluster", "recover", "node2", "node3", "--accept-data-loss", "--confirm", "plant", "-o", "json")
+    done = iotctl(spec, *words, cluster=cluster)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["next"] == "iotctl ops wait op-9"
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_group_whose_members_change_is_lost_if_nobody_leads_it(spec: Path, leads: bool) -> None:
+    """node3 joins the group of node4, node5 and node6, and node4 leaves it. Without node4 and node5 there is
+    a majority only if node4 has left already."""
+
+    class Changing(Losing):
+        def status(self, node: str) -> NodeStatus:
+            found = FakeCluster.status(self, node)
+            role = "leader" if leads and node == "node6" else "follower"
+            groups = (
+                msgspec.structs.replace(g, role=role) if g.group == "node4.1" else g for g in found.groups
+            )
+            return msgspec.structs.replace(found, groups=tuple(groups))
+
+    operation = make_operation("op-9", stage=Stage.RECONFIGURING)
+    members = ("node4", "node5", "node6")
+    operation.changes = [GroupChange("node4.1", "node3", "node4", members, (*members[1:], "node3"))]
+    cluster = Changing(down={"node4", "node5"}, operations=[operation], level=2)
+    done = iotctl(spec, "cluster", "recover", "node4", "node5", "-o", "json", cluster=cluster)
+    assert done.code == Exit.REFUSED, done.err
+    assert ("node4.1" in [g["group"] for g in json.loads(done.out)["groups"]]) != leads
 
 
 def test_a_refusal_of_the_meta_group_is_reported(spec: Path) -> None:

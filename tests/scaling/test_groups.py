@@ -72,6 +72,118 @@ def test_an_earlier_operation_of_the_group_has_no_next_actions() -> None:
     assert groups.next_actions(op, view(OLD, state(OLD), Config(MEMBERS, (), "op-9"))) == [Log(SEAL)]
 
 
+RECOVERED = Config(MEMBERS, (), "op-9.12")
+
+
+def test_configs_keep_the_name_of_the_last_recovery() -> None:
+    """Else a member with an old meta state would take the recovery for one that has yet to take place."""
+    op = operation(Stage.RECONFIGURING)
+    op.joined.append((OLD, "n"))
+    (action,) = groups.next_actions(op, view(OLD, state(OLD, SEAL), RECOVERED))
+    assert isinstance(action, Reconfigure) and isinstance(action.step, membership.Change)
+    assert action.step.config == Config(MEMBERS, ("n",), "op-9.12")
+
+
+def test_a_recovered_source_seals_again_and_nobody_opens_before() -> None:
+    op = operation(Stage.OPEN)
+    assert groups.next_actions(op, view(OLD, state(OLD), RECOVERED)) == [Log(SEAL)]
+    (report,) = groups.next_actions(op, view(OLD, state(OLD, SEAL), RECOVERED))
+    assert isinstance(report, Report) and isinstance(report.command, meta.SealedBy)
+    assert groups.next_actions(op, view(NEW, state(NEW))) == []
+    op.sealed[OLD] = report.command.result
+    assert groups.next_actions(op, view(NEW, state(NEW))) != []
+
+
+def test_a_recovered_group_adopts_again_and_nobody_releases_before() -> None:
+    op = operation(Stage.CLEANUP)
+    op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "", 1, 1) for n in ("n", "a", "b")]
+    assert groups.next_actions(op, view(OLD, state(OLD, SEAL))) == []
+    assert groups.next_actions(op, view(NEW, state(NEW, OPEN), RECOVERED)) == [AdoptNow("op-9")]
+    adopted = state(NEW, OPEN, data.Adopt("op-9", ((0, 2),), (), ()))
+    adopted.on_adopted(AdoptFiles("op-9", NEW, ()))
+    (report,) = groups.next_actions(op, view(NEW, adopted, RECOVERED))
+    assert isinstance(report, Report) and isinstance(report.command, meta.AdoptedBy)
+    op.adopted.append(NEW)
+    assert groups.next_actions(op, view(OLD, state(OLD, SEAL))) == [Log(data.Release("op-9", 9))]
+
+
+RELEASE, UNSEAL = data.Release("op-9", 9), data.Unseal("op-9", 9)
+OPEN_AGAIN = data.Open("op-9", 9, ((0, 2),), (SealResult(OLD, 0),))
+BEFORE_RECOVERY: dict[Stage, tuple[list[data.Command], list[data.Command]]] = {
+    Stage.PLANNED: ([], []),
+    Stage.SEALED: ([], []),
+    Stage.OPEN: ([SEAL], []),
+    Stage.RECONFIGURING: ([SEAL], [OPEN_AGAIN]),
+    Stage.COPYING: ([SEAL], [OPEN_AGAIN]),
+    Stage.CLEANUP: ([SEAL], [OPEN_AGAIN]),
+    Stage.DONE: ([SEAL, RELEASE], [OPEN_AGAIN]),
+    Stage.CANCELLING: ([], []),
+    Stage.CANCELLED: ([UNSEAL], []),
+}
+"""What a log needs that ends before the change, of the losing and of the gaining group."""
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+def test_a_log_that_ends_before_the_change_gets_its_steps_with_the_recovery(stage: Stage) -> None:
+    op = operation(stage)
+    losing, gaining = BEFORE_RECOVERY[stage]
+    assert groups.entries_before_recovery([op], OLD, state(OLD).slots, "") == losing
+    assert groups.entries_before_recovery([op], NEW, state(NEW).slots, "") == gaining
+    assert groups.entries_before_recovery([op], "b.1", state(OLD).slots, "") == []
+    # A log that has the steps is not changed by them.
+    sealed, opened = state(OLD, SEAL), state(NEW, OPEN)
+    again = groups.entries_before_recovery([op], OLD, sealed.slots, "")
+    assert SEAL not in again and groups.entries_before_recovery([op], NEW, opened.slots, "") == []
+    open_slots = state(OLD, *losing).slots.open
+    assert open_slots == ({0, 1, 2, 3, 4} if stage not in AFTER_SEAL else {2, 3, 4})
+    assert state(NEW, *gaining).slots.open == ({0, 1} if gaining else set())
+
+
+def test_a_group_that_gave_and_took_slots_is_released_though_it_adopted() -> None:
+    op = operation(Stage.DONE)
+    op.moves.append(SlotMove(((7, 8),), NEW, MEMBERS, OLD, MEMBERS))
+    took = data.Open("op-9", 9, ((7, 8),), ())
+    made = state(OLD, SEAL, took, data.Adopt("op-9", ((7, 8),), (), ()))
+    made.on_adopted(AdoptFiles("op-9", OLD, ()))
+    assert groups.entries_before_recovery([op], OLD, made.slots, "") == [RELEASE]
+
+
+LEAVES = GroupChange(OLD, "n", "a", MEMBERS, ("b", "c", "n"))
+
+
+def leaving(*voters: str) -> tuple[Operation, Config]:
+    """a leaves the cluster; b and c are dead, and n has joined if it is a voter."""
+    op = operation(Stage.RECONFIGURING)
+    op.kind, op.node, op.changes, op.moves = "remove-node", "a", [LEAVES], []
+    return op, Config(voters, (), "op-9.12")
+
+
+def test_the_leaving_node_does_not_stay_where_it_would_be_half_of_the_voters() -> None:
+    """It stays in place of a dead member if the group keeps its majority when the node has left."""
+    op, config = leaving("a", "n")
+    seen = replace(view(OLD, state(OLD), config), me="n", has_left="bc".__contains__)
+    (action,) = groups.next_actions(op, seen)
+    assert isinstance(action, Reconfigure) and isinstance(action.step, membership.Change)
+    assert action.step.config.voters == ("n",)
+    op, config = leaving("a", "b", "n")
+    seen = replace(view(OLD, state(OLD), config), me="b", has_left="c".__eq__)
+    (action,) = groups.next_actions(op, seen)
+    assert isinstance(action, Report), "it is formed"
+
+
+def test_a_group_of_nobody_but_the_leaving_node_is_not_formed() -> None:
+    """The end of the change would retire the last copy."""
+    op, config = leaving("a")
+    seen = replace(view(OLD, state(OLD), config), has_left="bcn".__contains__)
+    (action,) = groups.next_actions(op, seen)
+    assert isinstance(action, Report) and isinstance(action.command, meta.ReportError)
+    op.last_error = action.command.what
+    assert groups.next_actions(op, seen) == []
+
+
+AFTER_SEAL = (Stage.OPEN, Stage.RECONFIGURING, Stage.COPYING, Stage.CLEANUP, Stage.DONE)
+
+
 def test_a_losing_group_seals_then_reports_it_then_does_nothing() -> None:
     op = operation(Stage.SEALED)
     assert groups.next_actions(op, view(OLD, state(OLD))) == [Log(SEAL)]
@@ -304,6 +416,7 @@ def test_a_group_adopts_once_and_reports_it_once_its_files_are_in_place() -> Non
 
 def test_a_losing_group_releases_then_reports_it_and_others_do_nothing() -> None:
     op = operation(Stage.CLEANUP)
+    op.adopted.append(NEW)
     release = data.Release("op-9", 9)
     assert groups.next_actions(op, view(OLD, state(OLD, SEAL))) == [Log(release)]
     made = state(OLD, SEAL, release)

@@ -1,5 +1,6 @@
 """The meta group lost its majority permanently: it continues from the newest journal of a living node."""
 
+from collections.abc import Collection
 from functools import partial
 
 import pytest
@@ -28,19 +29,21 @@ def voters(scenario: Scenario) -> list[str]:
     return list(max(logs, key=lambda log: log.last_index).config.voters)
 
 
-def come_back_fenced(scenario: Scenario) -> None:
-    """The dead nodes start again: no living node follows them, and they serve nothing."""
-    for node in scenario.dead:
+def come_back_fenced(scenario: Scenario, names: Collection[str] | None = None) -> None:
+    """The dead nodes, or those of these `names`, start again: no living node follows them, and they serve
+    nothing."""
+    back = [n for n in scenario.dead if names is None or n.node in names]
+    for node in back:
         node.start()
     scenario.sim.pause(6_000)
-    for node in scenario.dead:
+    for node in back:
         assert node.host.own_membership.fenced_reason and node.host.status.state() == "removed"
         node.stop(power=False)
 
 
 def recover_data(scenario: Scenario, dead: tuple[str, ...]) -> None:
     """Recover the data groups that lost their majority with the same nodes."""
-    if scenario.newest().groups.lost(scenario.newest().nodes.living):
+    if scenario.newest().recovery.lost(()):
         scenario.recover(*dead)
         scenario.until(scenario.recovered, "recovery completed in every group")
 

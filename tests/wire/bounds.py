@@ -74,6 +74,7 @@ LIMITS: dict[str, int] = {
     "Operation.copies": UNITS * REPLICAS,
     "Operation.adopted": NODES,
     "Operation.released": NODES,
+    "Operation.recovered": NODES,
     "Operation.stages": SPANS,
     "StageSpan.reports": 1,
     "SlotMove.slots": SLOTS // NODES,

@@ -94,8 +94,8 @@ class Probes:
                 self.token,
                 "refused",
                 f"nothing was changed: no live quorum in {lost}",
-                "start the missing nodes (`iotctl cluster status`); if they are permanently lost and no"
-                " change is open: iotctl cluster recover NODE...",
+                "start the missing nodes (`iotctl cluster status`); if they are permanently lost:"
+                " iotctl cluster recover NODE...",
             )
         return self._effects.guarded(self.token, "a change", self._propose)()
 

@@ -267,4 +267,10 @@ MUTANTS = (
         "        return True  # missing",
         "        return False  # missing",
     ),
+    Mutant(
+        "a description of an unrecorded copy counts",
+        "host/staged_units.py",
+        "if unit.slots in found and not subtract(unit.slots, recorded):",
+        "if unit.slots in found:",
+    ),
 )

@@ -32,8 +32,8 @@ MUTANTS = (
     Mutant(
         "open when one group is",
         "meta/changes.py",
-        "case Stage.OPEN if set(op.opened) >= set(op.gaining) and",
-        "case Stage.OPEN if op.opened and",
+        "            set(op.opened) >= set(op.gaining)\n",
+        "            bool(op.opened)\n",
     ),
     Mutant(
         "cancelled before every group took its slots back",
@@ -44,13 +44,13 @@ MUTANTS = (
     Mutant(
         "a change can be cancelled when slots are open",
         "meta/changes.py",
-        "if op.stage not in (Stage.PLANNED, Stage.SEALED):",
-        "if op.stage not in (Stage.PLANNED, Stage.SEALED, Stage.OPEN):",
+        "CANCELLABLE = (Stage.PLANNED, Stage.SEALED)",
+        "CANCELLABLE = (Stage.PLANNED, Stage.SEALED, Stage.OPEN)",
     ),
     Mutant(
         "progress reports of an earlier stage count in a later one",
         "meta/changes.py",
-        "_add(op.adopted, report.group, op.stage is Stage.COPYING)",
+        "_add(op.adopted, report.group, op.stage in (Stage.COPYING, Stage.CLEANUP))",
         "_add(op.adopted, report.group, True)",
         breaks="S10",
     ),
@@ -171,5 +171,17 @@ MUTANTS = (
         "meta/tables.py",
         " and (is_new or not p.if_new)",
         "",
+    ),
+    Mutant(
+        "a recovered group does not report again",
+        "meta/changes.py",
+        "reports[:] = [g for g in reports if g not in groups]",
+        "reports[:] = list(reports)",
+    ),
+    Mutant(
+        "copies from before a recovery of their source stay",
+        "meta/changes.py",
+        "if not _is_copied_from(op, c, groups) or _is_complete(op, c)]",
+        "]",
     ),
 )

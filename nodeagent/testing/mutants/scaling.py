@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "a leader with an old view acts on an ended operation",
         "scaling/groups.py",
-        "    if op_number(view.config.operation) > op_number(op.id):",
+        "    if order_of(view.config.operation)[:1] > order_of(op.id):",
         "    if False:",
     ),
     Mutant(
@@ -114,5 +114,30 @@ MUTANTS = (
         "        for t in sorted(slot.tombstones, key=lambda t: t.order):\n",
         "        for t in ():\n",
         breaks="S10",
+    ),
+    Mutant(
+        "a recovered group serves slots that are open in another group",
+        "scaling/groups.py",
+        "if group in op.losing and not has_begun and op.id not in slots.sealed:",
+        "if False:",
+        breaks="S8",
+    ),
+    Mutant(
+        "a recovered group does not have the slots of the table",
+        "scaling/groups.py",
+        "if group in op.gaining and not has_begun and op.id not in slots.arriving and op.stage in _AFTER_OPEN:",
+        "if False:",
+    ),
+    Mutant(
+        "a config after a recovery looks like one before it",
+        "scaling/groups.py",
+        "return max(op.id, view.config.operation, key=order_of)",
+        "return op.id",
+    ),
+    Mutant(
+        "a source releases although a recovered group has to adopt again",
+        "scaling/groups.py",
+        "if not set(op.adopted) >= set(op.gaining):",
+        "if False:",
     ),
 )

@@ -162,4 +162,10 @@ MUTANTS = (
         "            content = read_image(disk, group, index)\n            content.verified()\n",
         "            content = read_image(disk, group, index)\n",
     ),
+    Mutant(
+        "files that are not staged are described",
+        "storage/pull.py",
+        "if job.unit is not None and not tally.failed:",
+        "if job.unit is not None:",
+    ),
 )
