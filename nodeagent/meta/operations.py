@@ -4,7 +4,7 @@ The entry that enters a stage also changes nodes, groups and the table: OPEN put
 DONE removes the node and the group that leave, and CANCELLED reverts what `Begin` changed.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from nodeagent.meta import changes
@@ -122,6 +122,9 @@ class Operations:
         """The record of a change that was planned by group owner; `ids` maps owners to groups."""
         members = self._groups.members()
         after = {m.owner: m.after for m in b.members}
+        dead = set(self._nodes.dead)
+        if self._kept.level >= Feature.RECOVERY_IN_CHANGE:  # members of 0.1.0 record dead nodes only
+            dead |= self._departed(members)
         return Operation(
             id=f"op-{index}",
             kind=b.kind,
@@ -146,9 +149,13 @@ class Operations:
             created_members=b.created,
             replaces=b.replaces,
             meta_ready=b.kind == "rebalance",
-            dead=sorted(self._nodes.dead),
+            dead=sorted(dead),
             stages=[StageSpan(Stage.PLANNED.value, b.now)],
         )
+
+    def _departed(self, members: Mapping[GroupId, Collection[NodeId]]) -> set[NodeId]:
+        """Nodes that left the cluster and are still members: the node that was to replace them died."""
+        return {n for of_group in members.values() for n in of_group if n not in self._nodes}
 
     # --- progress reports --------------------------------------------------------------------------
 
@@ -223,8 +230,7 @@ class Operations:
             return None
         dead = self._nodes.dead | {node}
         now = self._groups.members()
-        left = {n for members in now.values() for n in members if n not in self._nodes}
-        groups = [(group, members, dead | left) for group, members in now.items()]
+        groups = [(group, members, dead | self._departed(now)) for group, members in now.items()]
         if self._kept.level < Feature.RECOVERY_IN_CHANGE:
             groups += [(change.group, change.after, dead) for change in op.changes]
         else:  # a group that has formed has other members if it was recovered

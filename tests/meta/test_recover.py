@@ -12,7 +12,7 @@ from nodeagent.meta import commands as c
 from nodeagent.meta.nodes import DEAD
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings
-from nodeagent.model.features import Feature
+from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.operation import (
     CopyRecord,
     GroupChange,
@@ -395,6 +395,17 @@ def test_a_member_that_left_the_cluster_does_not_count_as_living(meta: Meta) -> 
     meta.state.image.groups[group.group] = left
     assert meta.state.recovery.lost("c")[group.group].survivors == ("a",)
     assert group.group not in meta.state.recovery.lost("d")
+
+
+@pytest.mark.parametrize("level", [FIRST, Feature.RECOVERY_IN_CHANGE])
+def test_no_copy_is_required_of_a_member_that_left_the_cluster(meta: Meta, level: int) -> None:
+    """At the first level, members of 0.1.0 record only nodes that are dead."""
+    group = record(meta, "b")
+    meta.state.image.groups[group.group] = msgspec.structs.replace(group, members=("b", "c", "gone"))
+    meta.state.image.level = level
+    meta.begin("rebalance", "")
+    assert group.group in meta.op.gaining
+    assert ("gone" in meta.op.required(group.group)) == (level == FIRST)
 
 
 @pytest.mark.parametrize(
