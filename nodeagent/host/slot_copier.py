@@ -90,6 +90,9 @@ class SlotCopier:
         self._recovered: dict[GroupId, str] = {}
         """As in the open operation, when the units to copy were last examined."""
 
+        self._copied: set[tuple[GroupId, Ranges]] = set()
+        """What the record has of any member's copies; filled only if groups were recovered."""
+
         self._touched: set[str] = set()
         """Operations that may have something in staging."""
 
@@ -129,6 +132,7 @@ class SlotCopier:
         if op.state() in ("waiting_migrate", "paused"):
             return
         self._dead = set(op.dead)
+        self._copied = {(c.target, c.slots) for c in op.copies} if op.recovered else set()
         leased = self._is_leased(op)
         copying = op.stage is Stage.COPYING  # in CLEANUP only a recovered group needs descriptions
         due = moving.units_to_copy(op, self._units(op), self.node, self.incarnation) if copying else []
@@ -286,10 +290,11 @@ class SlotCopier:
                 return self._later(pull)
         useless = {self.node, *self._dead}
         candidates = [n for n in moving.sources(unit.move, self.node, pull.attempt) if n not in useless]
-        if not candidates and self._dead >= set(unit.move.source_members):
-            return self._stage(pull, (), "", self.node)  # the rows are lost: nobody holds them any more
+        is_lost = unit.move.source in self._recovered and self._dead >= set(unit.move.source_members)
+        if is_lost and (unit.move.target, unit.slots) not in self._copied:
+            return self._stage(pull, (), "", self.node)  # the loss was accepted, and nobody holds the rows
         if not candidates:
-            return self._again(pull, "this node is the only previous holder and is not ready yet")
+            return self._again(pull, "no other previous holder is left")
         source = candidates[0]
         request = OpenSource(unit.operation, unit.move.source, unit.slots)
         found = self._part_of(pull, self._on_source)

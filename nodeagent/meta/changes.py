@@ -23,7 +23,7 @@ from nodeagent.model.operation import (
     StageSpan,
 )
 from nodeagent.model.requests import ErrorReply
-from nodeagent.partition.ranges import SlotRanges, intersect, subtract, union
+from nodeagent.partition.ranges import SlotRanges, subtract, to_slots, union
 
 CANCELLABLE = (Stage.PLANNED, Stage.SEALED)
 """Before OPEN, no slot can have accepted a write in its new group."""
@@ -79,7 +79,8 @@ def _copied(op: Operation, copy: CopyRecord, *, may_replace: bool) -> None:
     former = [r for r in same if r.incarnation == copy.incarnation and r.slots == copy.slots]
     if former and (not may_replace or former[0].digest == copy.digest):
         return
-    op.copies = [r for r in op.copies if r not in former]
+    if former:
+        op.copies = [r for r in op.copies if r is not former[0]]
     if any(r.incarnation != copy.incarnation for r in same):
         op.copies = [r for r in op.copies if r not in same or r.incarnation == copy.incarnation]
     op.copies.append(copy)
@@ -210,21 +211,28 @@ def forget_reports(op: Operation, groups: Collection[str]) -> None:
     if op.stage in (Stage.OPEN, Stage.RECONFIGURING):
         op.joined = [(g, n) for g, n in op.joined if g not in groups]
     if op.stage is Stage.COPYING:
-        op.copies = [c for c in op.copies if not _is_copied_from(op, c, groups) or _is_complete(op, c)]
+        op.copies = _copies_to_keep(op, groups)
         op.signed_off = op.release_go = False
         op.held_since_ms = 0
 
 
-def _is_copied_from(op: Operation, copy: CopyRecord, sources: Collection[str]) -> bool:
-    """Whether the copied slots left one of `sources`: a source that sealed again may have other files."""
-    left = union(*(m.slots for m in op.moves if m.target == copy.target and m.source in sources))
-    return bool(intersect(left, copy.slots))
-
-
-def _is_complete(op: Operation, copy: CopyRecord) -> bool:
-    """Whether every required member has an equal copy of the slots."""
-    equal = {c.node for c in op.copies if _content(c) == _content(copy)}
-    return equal >= op.required(copy.target)
+def _copies_to_keep(op: Operation, sources: Collection[str]) -> list[CopyRecord]:
+    """The copies that count after a recovery of `sources`, which may have sealed again, with other files. A
+    copy from them counts if every required member has an equal one, or if no previous holder is left."""
+    again = {target: set[int]() for target in op.gaining}
+    for move in op.moves:
+        if move.source in sources and not set(move.source_members) <= set(op.dead):
+            again[move.target].update(to_slots(move.slots))
+    required = {target: op.required(target) for target in op.gaining}
+    equal: dict[tuple[str, SlotRanges, str], set[str]] = {}
+    for copy in op.copies:
+        equal.setdefault(_content(copy), set()).add(copy.node)
+    # The slots of a copy are of one move.
+    return [
+        c
+        for c in op.copies
+        if c.slots[0][0] not in again[c.target] or equal[_content(c)] >= required[c.target]
+    ]
 
 
 def _content(copy: CopyRecord) -> tuple[str, SlotRanges, str]:

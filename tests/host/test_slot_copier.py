@@ -354,14 +354,20 @@ def test_copies_that_are_not_recorded_are_made_again_when_their_source_was_recov
     assert reported[-1].record.digest == made[-1], "the record has the former copy"
 
 
-def test_slots_whose_sources_are_all_permanently_lost_have_no_older_rows() -> None:
-    slot_copier, effects = moving("e")
+def test_slots_whose_sources_are_all_lost_are_empty_only_if_that_was_accepted() -> None:
+    """A force recovery of the source accepts it; a dead node alone does not. A member that copied the rows
+    before has the only copy: then the others' copies must not be empty."""
     op = operation()
-    op.dead = ["b", "c"]
-    drive(slot_copier, op)
-    assert {to for _, to, _ in effects.calls} == {"a"} and not effects.jobs
-    slot_copier, effects = moving("e")
-    op.dead = ["a", "b", "c"]
-    drive(slot_copier, op)
-    assert not effects.calls and len(effects.jobs) == PARALLEL_UNITS
-    assert all(isinstance(job, StageFiles) and not job.files for _, job in effects.jobs)
+    for dead, recovered, others, staged in (
+        (["b", "c"], {"a.1": "op-1.9"}, [], 0),
+        (["a", "b", "c"], {}, [], 0),
+        (["a", "b", "c"], {"a.1": "op-1.9"}, [u.slots for u in units(op)], 0),
+        (["a", "b", "c"], {"a.1": "op-1.9"}, [], PARALLEL_UNITS),
+    ):
+        slot_copier, effects = moving("e")
+        op.dead, op.recovered = dead, recovered
+        op.copies = [CopyRecord("d.2", "d", "i-d", slots, "x", 1, 1) for slots in others]
+        drive(slot_copier, op)
+        assert len(effects.jobs) == staged
+        assert all(isinstance(job, StageFiles) and not job.files for _, job in effects.jobs)
+        assert {to for _, to, _ in effects.calls} == ({"a"} if "a" not in dead else set())

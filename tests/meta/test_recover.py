@@ -8,6 +8,7 @@ from collections.abc import Collection
 import msgspec
 import pytest
 
+from nodeagent.meta import changes
 from nodeagent.meta import commands as c
 from nodeagent.meta.nodes import DEAD
 from nodeagent.meta.state import MetaState
@@ -310,6 +311,11 @@ def test_copies_from_a_recovered_source_count_if_every_member_has_them(meta: Met
     op.signed_off = True
     force_recover(meta, version=meta.state.placement.version)
     assert len(op.copies) == (len(living) if complete else 0) and not op.signed_off
+    changes.forget_reports(op, {move.source})
+    op.dead += move.source_members
+    copied(living[0], "x")
+    changes.forget_reports(op, {move.source})
+    assert living[0] in {r.node for r in op.copies}, "no previous holder is left"
     for digest in ("x", "y"):  # a report of the former copy arrives late
         copied(living[0], digest)
     assert [r.digest for r in op.copies if r.node == living[0]] == ["y"]

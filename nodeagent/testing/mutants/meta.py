@@ -181,7 +181,7 @@ MUTANTS = (
     Mutant(
         "copies from before a recovery of their source stay",
         "meta/changes.py",
-        "if not _is_copied_from(op, c, groups) or _is_complete(op, c)]",
-        "]",
+        "        if c.slots[0][0] not in again[c.target] or equal[_content(c)] >= required[c.target]\n",
+        "",
     ),
 )
