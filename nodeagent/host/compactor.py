@@ -1,9 +1,8 @@
 """The entries that leaders on this node propose for the files of their groups: `Compact` and `Expire`.
 
 `nodeagent/data/compaction.py` defines these entries. Before a compaction is logged, every member that is up
-hashes the inputs, because a damaged copy could not be repaired once the other members have merged theirs. If
-a copy is damaged, the files of its table and partition are not merged, and the status names it, until
-`iotctl verify --repair`; writes continue.
+hashes the inputs (`nodeagent/host/compaction_check.py`). If a copy is damaged, the files of its table and
+partition are not merged, and the status names it, until `iotctl verify --repair`; writes continue.
 
 Slots of an open operation are not compacted, because their files are copied and compared; nor, for a while,
 are groups whose files are being compared. During an operation the runs of other slots are longer and so
@@ -16,16 +15,17 @@ from itertools import islice
 
 from nodeagent.data import commands, compaction
 from nodeagent.data.compaction import Key
+from nodeagent.host.compaction_check import CHECK_AGAIN_MS, CompactionCheck, Runs
 from nodeagent.host.compaction_pass import CompactionPass
 from nodeagent.host.context import Context
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.peers import Peers
 from nodeagent.host.replicas import Replicas
 from nodeagent.host.writer import FileWriter
-from nodeagent.model.errors import LogCorrupt, Overloaded
+from nodeagent.model.errors import Overloaded
 from nodeagent.model.files import FileMeta, Order, Tombstone
-from nodeagent.model.ids import GroupId, NodeId, PartitionKey
-from nodeagent.model.jobs import Failed, FilesHashed, HashFiles, JobResult
+from nodeagent.model.ids import GroupId, PartitionKey
+from nodeagent.model.jobs import Failed, JobResult
 from nodeagent.model.limits import (
     COMPACT_KEYS_PER_TURN,
     COMPACTIONS_MAX,
@@ -33,23 +33,10 @@ from nodeagent.model.limits import (
     EXPIRE_PARTITIONS_PER_TURN,
     EXPIRIES_PER_TURN_MAX,
 )
-from nodeagent.model.requests import CheckFiles, ErrorReply, FilesChecked, Reply
-from nodeagent.partition.ranges import from_slots, to_slots
-
-CHECK_AGAIN_MS = 10_000
-"""After a check that found damage, before the same files are checked again."""
-
-ABSENT_AGAIN_MS = 500
-"""The same after a check in which a member lacked a file, because it still makes or copies the file.
-Doubled with each such check in a row, up to `CHECK_AGAIN_MS`, because every check reads all files."""
+from nodeagent.partition.ranges import to_slots
 
 COMPARE_QUIET_MS = 30_000
 """A group is not compacted for this long after the last step of a comparison of its files."""
-
-UP_TIMEOUTS = 5
-"""A check does not wait for a member that sent nothing for this many election timeouts."""
-
-Runs = dict[Key, Sequence[FileMeta]]
 
 
 class Compactor:
@@ -62,7 +49,6 @@ class Compactor:
         self._clocks = context.clocks
         self._replicas = replicas
         self._cluster = replicas.cluster
-        self._peers = peers
         self._writer = writer
         self._pass_at = context.effects.now
         self._expire_at = context.effects.now
@@ -72,12 +58,8 @@ class Compactor:
         self._proposed: dict[GroupId, tuple[int, int]] = {}
         """group -> (term, index) of the last entry proposed; no other before it is applied"""
 
-        self._checking: set[GroupId] = set()
+        self._check = CompactionCheck(context, replicas, peers)
         self._masked_since: dict[tuple[GroupId, Key], int] = {}
-        self._not_before: dict[tuple[GroupId, Key], int] = {}
-        self._absent: dict[tuple[GroupId, Key], int] = {}
-        """Checks in a row in which a member lacked a file."""
-
         self._trials: dict[tuple[GroupId, str], bool | None] = {}
         """(group, parked file) -> whether this process can make a TsFile of it; None while it tries"""
 
@@ -140,18 +122,18 @@ class Compactor:
 
     def _compact(self, replica: DataReplica, current: CompactionPass) -> None:
         now = self._effects.now
-        if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
+        if self._check.is_running(replica.group) or now < replica.compared_at + COMPARE_QUIET_MS:
             return
         stuck = min(len(replica.failures.stuck), COMPACTIONS_MAX)  # stuck compactions do not block others
         runs = self._choose(
             replica, current, COMPACTIONS_MAX - (len(replica.state.compactions.active) - stuck)
         )
         if runs:
-            self._check(replica, runs)
+            self._check.begin(replica, runs, lambda intact: self._propose(replica, intact))
 
     def _choose(self, replica: DataReplica, current: CompactionPass, room: int) -> Runs:
         """The runs to compact now. Changed tables and partitions that need no compaction are forgotten."""
-        state, group, now = replica.state, replica.group, self._effects.now
+        state, group = replica.state, replica.group
         files_min = self._files_min()
         current.left = min(current.left, len(state.files.changed))
         active = {c.key for c in state.compactions.active}
@@ -162,7 +144,7 @@ class Compactor:
             del state.files.changed[key]
             current.left -= 1
             current.checked += 1
-            if key not in active and now >= self._not_before.get((group, key), now):
+            if key not in active and self._check.is_due(group, key):
                 run, is_done = self._run_of(replica, key, current.moving, files_min)
                 if run:
                     runs[key] = run
@@ -205,61 +187,6 @@ class Compactor:
         waited = self._effects.now - self._masked_since.setdefault((group, key), self._effects.now)
         return True, len(masking) > DELETES_KEPT_MAX or waited >= self._config.compact_deletes_ms
 
-    def _check(self, replica: DataReplica, runs: Runs) -> None:
-        """Have every member that is up hash the inputs, then propose the runs that are intact everywhere."""
-        me, now, effects = self._node, self._effects.now, self._effects
-        group, term = replica.group, replica.raft.term
-        files = [f for run in runs.values() for f in run]
-        recent = now - UP_TIMEOUTS * self._config.raft.election_timeout_ms
-        up = [n for n in replica.raft.log.config.members if n != me and self._peers.heard.get(n, 0) > recent]
-        found: dict[NodeId, dict[str, str]] = {}
-        heard = 0
-        self._checking.add(group)
-
-        def answered(node: NodeId, reply: Reply | JobResult) -> None:
-            nonlocal heard
-            heard += 1
-            if (
-                not isinstance(reply, ErrorReply) or reply.code != LogCorrupt.code
-            ):  # a member with a lost log has no files
-                found[node] = dict(reply.found) if isinstance(reply, FilesChecked | FilesHashed) else {}
-            if heard > len(up):
-                self._checking.discard(group)
-                if self._replicas.data.get(group) is replica and replica.leads and replica.raft.term == term:
-                    self._propose(replica, self._good(replica, runs, found))
-
-        request = CheckFiles(group, from_slots(f.slot for f in files), tuple(f.name for f in files))
-        replica.files.read(HashFiles(group, tuple(files)), files, lambda r: answered(me, r))
-        for node in up:
-            effects.call(node, request, lambda r, n=node: answered(n, r))  # type: ignore[misc]
-
-    def _good(self, replica: DataReplica, runs: Runs, found: dict[NodeId, dict[str, str]]) -> Runs:
-        """The runs whose files are intact on every member that is up; a file that such a member has not made
-        yet, or could not check, counts as not intact for now. A member that lost its log does not count."""
-        good: Runs = {}
-        for key, run in runs.items():
-            bad = [(n, f.name) for n, names in found.items() for f in run if names.get(f.name) != f.xxh3]
-            damaged = [(n, name) for n, name in bad if name in found[n]]
-            replica.damaged.pop(key, None)
-            if damaged:
-                node, name = damaged[0]
-                what = f"{name} on {node} is damaged or missing"
-                replica.damaged[key] = f"{what}: the files of its table and partition are not merged"
-                self._effects.note("compaction_waits", group=replica.group, node=node, file=name)
-            if bad:
-                wait_ms = CHECK_AGAIN_MS if damaged else self._absent_wait_ms(replica.group, key)
-                self._not_before[replica.group, key] = self._effects.now + wait_ms
-            else:
-                self._not_before.pop((replica.group, key), None)
-                self._absent.pop((replica.group, key), None)
-                good[key] = run
-        return good
-
-    def _absent_wait_ms(self, group: GroupId, key: Key) -> int:
-        before = self._absent.get((group, key), 0)
-        self._absent[group, key] = before + 1
-        return min(CHECK_AGAIN_MS, ABSENT_AGAIN_MS << min(before, 16))
-
     def _propose(self, replica: DataReplica, runs: Runs) -> None:
         state, meta = replica.state, self._cluster.meta
         moving = self._moving(replica.group)
@@ -300,8 +227,7 @@ class Compactor:
         def done(result: JobResult) -> None:
             if isinstance(result, Failed) and (result.code == Overloaded.code or result.found):
                 del self._trials[name]  # the cause may pass
-                key = replica.group, (file.partition, file.table)
-                self._not_before[key] = self._effects.now + CHECK_AGAIN_MS
+                self._check.postpone(replica.group, (file.partition, file.table), CHECK_AGAIN_MS)
             else:
                 self._trials[name] = not isinstance(result, Failed)
 

@@ -90,6 +90,8 @@ def on_check(effects: EffectQueue, replica: DataReplica, token: int, request: re
     else:
         replica.compared_at = effects.now
         files = files_of(replica, request.slots)
+    if request.lists_only:
+        return effects.reply(token, FilesChecked(files, ()))
 
     def done(result: JobResult) -> None:
         if isinstance(result, FilesHashed):

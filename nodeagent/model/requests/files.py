@@ -78,6 +78,8 @@ class CheckFiles(Message, frozen=True, tag="CheckFiles"):
     in `names`, if given.
 
     Given only names, it also hashes files of slots that left the group, as long as the replica retains them.
+    With `lists_only`, it hashes nothing and replies which of the files the replica has (`found` is then
+    empty). Earlier releases ignore this and hash.
     """
 
     traits: ClassVar = Traits(READERS, is_queued=True)
@@ -85,10 +87,12 @@ class CheckFiles(Message, frozen=True, tag="CheckFiles"):
     group: Name
     slots: Slots = ()
     names: tuple[str, ...] = ()
+    lists_only: bool = False
 
 
 class FilesChecked(Message, frozen=True, tag="FilesChecked"):
-    """The files as the manifest has them, and what their bytes hash to (`jobs.FilesHashed`)."""
+    """The files as the manifest has them, and what their bytes hash to (`jobs.FilesHashed`), or `()` if
+    only the files were requested."""
 
     files: tuple[FileMeta, ...]
     found: tuple[tuple[str, str], ...]

@@ -153,10 +153,17 @@ MUTANTS = (
     ),
     Mutant(
         "a file damaged on one member is merged nevertheless",
-        "host/compactor.py",
+        "host/compaction_check.py",
         "for n, names in found.items() for f in run if names.get(f.name) != f.xxh3]",
         "for n, names in found.items() for f in run if f.name not in names]",
         unseen="the member with the damaged file owes the merged file and fetches it",
+    ),
+    Mutant(
+        "files that a member lacks are hashed on the others nevertheless",
+        "host/compaction_check.py",
+        "if all(f.name in names for names in listed for f in run):",
+        "if run:",
+        unseen="the hashes of the member that lacks a file show it too; this only costs",
     ),
     Mutant(
         "an age counts from the reply",
