@@ -169,37 +169,51 @@ def delete(
 
 
 @app.command("drop")
-@with_option_sets
 def drop(
     ctx: typer.Context,
-    *,
-    name: TableName,
+    storage_group: Annotated[str, typer.Option("--storage-group", help="Storage group, such as root.plant.")],
+    table: Annotated[str | None, typer.Option("--table", help="Table name.")] = None,
+    all_tables: Annotated[
+        bool, typer.Option("--all-tables", help="Drop every table of the storage group.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     confirm: Confirm = None,
 ) -> None:
-    """Drop a table and its rows; ask for the cluster's name if the table has rows.
+    """Drop a table, or a whole storage group, with its rows; ask for the cluster's name if there are rows.
 
     A later table with the same name gets the tags and column types of this table. Every node must run this
     release or a newer one.
     """
-    from iotctl.rows.tables import drop_table
+    from iotctl.rows.tables import drop_tables, tables_to_drop
 
     session = session_of(ctx)
-    schema = name.schema(session)
-    full = f"{schema.storage_group}.{schema.table}"
-    counts = session.cluster.count(schema.storage_group, schema.table)
+    schemas = tables_to_drop(session.cluster, storage_group, table, all_tables=all_tables)
+    group = schemas[0].storage_group
+    names = [s.table for s in schemas]
+    counts = session.cluster.count(group, None if all_tables else names[0])
     rows = sum(n for c in counts if isinstance(n := c["rows"], int))
-    what = f"drop table {full}" + (f" and delete {rows} rows" if rows else "")
+    what = f"drop table {group}.{names[0]}"
+    if all_tables:
+        what = f"drop all {len(names)} tables of {group} ({', '.join(names)})"
+    what += f" and delete {rows} rows" if rows else ""
     if dry_run:
         return session.output.would(what)
     if rows:
         session.confirm_name(what, name=session.source.name, given=confirm)
     else:
         session.confirm(f"{what}?", yes=yes)
-    partitions = drop_table(session.cluster, schema)
-    body = {"storage_group": schema.storage_group, "table": schema.table, "partitions": partitions}
-    session.output.emit("data-drop", body, lambda: [f"{full} is dropped"])
+    with session.progress() as progress:
+        partitions = drop_tables(
+            session.cluster, schemas, lambda done: progress.update("dropping tables", done, len(names))
+        )
+    body = {
+        "storage_group": group,
+        "table": "" if all_tables else names[0],
+        "partitions": partitions,
+        "tables": names,
+    }
+    session.output.emit("data-drop", body, lambda: [f"{group}.{name} is dropped" for name in names])
     return None
 
 

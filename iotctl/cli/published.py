@@ -118,9 +118,12 @@ class DataDelete(msgspec.Struct):
 
 
 class DataDrop(msgspec.Struct):
+    """`table` is "" with --all-tables; `tables` are the tables that were dropped."""
+
     storage_group: str
     table: str
     partitions: int
+    tables: list[str]
 
 
 class DataExport(msgspec.Struct):

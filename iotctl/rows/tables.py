@@ -1,16 +1,17 @@
 """Writes single rows, drops tables, sets TTLs, and derives file formats from extensions."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from iotctl.errors import InputProblem, UsageProblem
+from iotctl.errors import InputProblem, Partly, UsageProblem
 from iotctl.observe.cluster import Cluster
 from iotctl.rows import exact
-from iotctl.rows.selection import Selection, count_rows, delete_rows
+from iotctl.rows.selection import Selection, count_rows, delete_rows, table_of
 from iotctl.spec.units import parse_duration_ms
+from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.limits import TTL_MS_MAX
 from nodeagent.model.requests import DropTable, NodeStatus
 from nodeagent.model.schema import TableSchema
@@ -77,6 +78,52 @@ def drop_table(cluster: Cluster, schema: TableSchema) -> int:
     partitions = delete_rows(cluster, schema, Selection())
     cluster.call_meta(DropTable(schema.storage_group, schema.table, schema.version))
     return max(partitions, delete_rows(cluster, schema, Selection()))
+
+
+def tables_to_drop(
+    cluster: Cluster, storage_group: str, table: str | None, *, all_tables: bool
+) -> list[TableSchema]:
+    """The table, or all tables of the storage group, by name.
+
+    Raises:
+        UsageProblem: neither or both are requested.
+        InputProblem: there is no such table, or the storage group has none.
+    """
+    if all_tables == (table is not None):
+        raise UsageProblem("name a table to drop, or all of them", next="--table NAME or --all-tables")
+    if table is not None:
+        return [table_of(cluster, storage_group, table)]
+    group = storage_group.lower()
+    found = [s for s in cluster.schemas() if s.storage_group == group]
+    if not found:
+        raise InputProblem(f"storage group {group} has no tables", next="iotctl data schema")
+    return sorted(found, key=lambda s: s.table)
+
+
+def drop_tables(cluster: Cluster, schemas: Sequence[TableSchema], on_dropped: Callable[[int], None]) -> int:
+    """Drop the tables one after the other. `on_dropped` gets the number of tables that are dropped.
+
+    Returns: the number of partitions concerned.
+
+    Raises:
+        Partly: a table could not be dropped, but others were.
+        NodeAgentError: of the first table, as `drop_table`.
+    """
+    partitions = 0
+    for done, schema in enumerate(schemas):
+        on_dropped(done)
+        try:
+            partitions += drop_table(cluster, schema)
+        except NodeAgentError as error:
+            if not done:
+                raise
+            raise Partly(
+                f"{done} of {len(schemas)} tables of {schema.storage_group} are dropped",
+                why=f"{schema.table}: {error.what}",
+                next="repeat the command: it drops the other tables",
+            ) from error
+    on_dropped(len(schemas))
+    return partitions
 
 
 def write_one(

@@ -143,6 +143,9 @@ class FakeCluster:
     dropped: list[tuple[int, DropTable]] = field(default_factory=list)
     """Each with the number of deletes before it."""
 
+    fail_drop: str = ""
+    """The table that cannot be dropped."""
+
     clock_ms: int = NOW_MS
     """The clock of every node."""
 
@@ -321,6 +324,8 @@ class FakeCluster:
         if sum(n in self.down for n in self.names) * 2 > len(self.names):
             raise Unavailable("the meta group has no quorum")
         if isinstance(request, DropTable):
+            if request.table == self.fail_drop:
+                raise Unavailable("no leader answers")
             self.dropped.append((len(self.deleted), request))
             self.tables = [
                 t for t in self.tables if (t.storage_group, t.table) != (request.storage_group, request.table)

@@ -265,6 +265,34 @@ def test_a_table_is_dropped_with_its_rows_by_name_only(place: Path, cluster: Fak
     assert iotctl(place, *words, "--yes", cluster=empty).code == 0 and not empty.tables
 
 
+def test_a_storage_group_is_dropped_with_all_its_tables(place: Path, cluster: FakeCluster) -> None:
+    """By name only if there are rows. Tables of other storage groups stay, and a failure says what was
+    dropped, so that a repeat can drop the rest."""
+    cluster.tables = [
+        TableSchema(g, t, 1, COLUMNS) for g, t in (("root.a", "n"), ("root.a", "m"), ("root.b", "m"))
+    ]
+    cluster.counts = [{"storage_group": "root.a", "table": "m", "rows": 4}]
+    words = ("data", "drop", "--storage-group", "root.A")
+    for wrong in ((), ("--all-tables", "--table", "m")):
+        assert iotctl(place, *words, *wrong, "--yes", cluster=cluster).code == Exit.USAGE
+    look = iotctl(place, *words, "--all-tables", "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(look.out)["would"] == ["drop all 2 tables of root.a (m, n) and delete 4 rows"]
+    assert iotctl(place, *words, "--all-tables", "--yes", cluster=cluster).code == Exit.REFUSED
+    assert not cluster.dropped
+    cluster.fail_drop = "n"
+    failed = iotctl(place, *words, "--all-tables", "--confirm", "plant", "-o", "json", cluster=cluster)
+    assert failed.code == Exit.PARTLY, failed.err
+    error = json.loads(failed.out)["error"]
+    assert (
+        "1 of 2 tables" in error["what"] and error["why"].startswith("n: ") and error["outcome"] == "partial"
+    )
+    cluster.fail_drop = ""
+    done = iotctl(place, *words, "--all-tables", "--confirm", "plant", "-o", "json", cluster=cluster)
+    assert done.code == 0 and json.loads(done.out)["tables"] == ["n"], done.err
+    assert [(t.storage_group, t.table) for t in cluster.tables] == [("root.b", "m")]
+    assert iotctl(place, *words, "--all-tables", "--yes", cluster=cluster).code == Exit.INPUT
+
+
 def test_an_export_only_replaces_a_file_on_request(place: Path, cluster: FakeCluster) -> None:
     words = ("data", "export", *NAMED, "--to")
     (place / "x.csv").write_text("of an operator")
