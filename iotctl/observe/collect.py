@@ -4,8 +4,8 @@ The meta view comes from the most advanced agent that answers; no leader is need
 """
 
 from collections.abc import Iterable, Mapping
-
-import msgspec
+from dataclasses import dataclass
+from functools import cached_property
 
 from iotctl.observe.cluster import STATUS_TIMEOUT_S, Cluster
 from nodeagent.model.config import RaftSettings
@@ -22,12 +22,32 @@ SILENT_MAX = 2
 """How many nodes may time out before the search for a meta view ends."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Facts:
     """What the agents answered. `errors` says why a node did not answer."""
 
     statuses: dict[str, NodeStatus]
     errors: dict[str, str]
     view: MetaView | None
+
+    @cached_property
+    def replicas(self) -> dict[str, dict[str, GroupStatus]]:
+        """Group -> node -> the replica there."""
+        found: dict[str, dict[str, GroupStatus]] = {}
+        for status in self.statuses.values():
+            for replica in status.groups:
+                found.setdefault(replica.group, {})[status.node] = replica
+        return found
+
+    @cached_property
+    def heard_ms(self) -> dict[str, int]:
+        """Milliseconds since any other node last heard from a node."""
+        found: dict[str, int] = {}
+        for status in self.statuses.values():
+            for node, ms in status.heard_ms.items():
+                if node != status.node and ms < found.get(node, ms + 1):
+                    found[node] = ms
+        return found
 
     @property
     def heard(self) -> dict[str, NodeStatus | NodeAgentError]:
@@ -59,7 +79,7 @@ def _meta_applied(status: NodeStatus) -> int:
 
 
 def replicas_of(facts: Facts, group: str) -> dict[str, GroupStatus]:
-    return {s.node: g for s in facts.statuses.values() for g in s.groups if g.group == group}
+    return facts.replicas.get(group, {})
 
 
 def voting(facts: Facts, group: str) -> set[str]:

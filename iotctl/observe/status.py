@@ -167,11 +167,6 @@ def _records(facts: Facts, source: ClusterSource) -> dict[str, NodeRecord]:
 
 def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
     status = facts.statuses.get(record.node)
-    heard = [
-        s.heard_ms[record.node]
-        for s in facts.statuses.values()
-        if s.node != record.node and record.node in s.heard_ms
-    ]
     data = [g for g in status.groups if g.group != META] if status else []
     meta = next((g for g in status.groups if g.group == META), None) if status else None
     return NodeRow(
@@ -185,7 +180,7 @@ def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
         groups_led=sum(g.role == "leader" for g in data) if status else None,
         bytes=sum(g.bytes for g in data) if status else None,
         rows=sum(g.rows for g in data) if status else None,
-        lag_ms=min(heard, default=None),
+        lag_ms=facts.heard_ms.get(record.node),
         disk_free_bytes=status.disk_free_bytes if status else None,
         cert_expires_ms=(status.cert_expires_ms or None) if status else None,
         version=status.version if status else "",

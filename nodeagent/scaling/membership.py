@@ -96,16 +96,17 @@ def meta_step(
     so until then there may be more voters, and an only voter keeps its vote. Members that are not in `nodes`
     are dropped.
     """
-    removed = next((n for n in config.members if n not in nodes), None)
+    members = config.members
+    removed = next((n for n in members if n not in nodes), None)
     if removed is not None:
         return transfer_from(config, me, caught_up) if removed == me else drop(config, removed, "")
-    fresh = next((n for n in sorted(nodes) if n not in config.members), None)
+    fresh = min(nodes.difference(members), default=None)
     if fresh is not None:
         return add_learner(config, fresh, "")
-    ready = next((n for n in config.learners if n not in unfit and caught_up(n)), None)
-    staying = [n for n in config.voters if n not in unfit]
-    if ready is not None and len(staying) < voters_max:
-        return promote(config, ready, "")
+    if sum(n not in unfit for n in config.voters) < voters_max:
+        ready = next((n for n in config.learners if n not in unfit and caught_up(n)), None)
+        if ready is not None:
+            return promote(config, ready, "")
     going = next((n for n in config.voters if n in unfit), None)
     if going is not None and len(config.voters) > 1:
         return transfer_from(config, me, caught_up) if going == me else demote(config, going, "")
