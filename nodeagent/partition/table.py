@@ -7,6 +7,7 @@ sets the final version with `stamped`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from nodeagent.model.errors import InvalidInput, NotFound
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import NODES_MAX, SLOTS_MAX
 from nodeagent.partition.balance import targets
-from nodeagent.partition.ranges import SlotRanges, check_ranges, from_slots, to_array
+from nodeagent.partition.ranges import SlotRanges, check_ranges, from_slots, to_array, to_bounds
 from nodeagent.partition.ring import Ring, RingNode
 
 OwnerArray = npt.NDArray[np.uint16]
@@ -126,18 +127,21 @@ class PartitionTable:
                 f"and {wire.slots} slots",
                 next_step=next_step,
             )
-        owners = np.zeros(wire.slots, np.uint16)
-        seen = np.zeros(wire.slots, np.uint8)
-        for i, ranges in enumerate(wire.owned):
-            for a, b in check_ranges(ranges, wire.slots):
-                owners[a:b] = i
-                seen[a:b] += 1
-                if (seen[a:b] != 1).any():
-                    what = f"the table was refused: a slot in [{a}, {b}) has two owners"
-                    raise InvalidInput(what, next_step=next_step)
-        if not seen.all():
-            what = f"the table was refused: slot {int(np.argmin(seen))} has no owner"
-            raise InvalidInput(what, next_step=next_step)
+        for ranges in wire.owned:
+            check_ranges(ranges, wire.slots)
+        bounds = to_bounds(list(chain.from_iterable(wire.owned)))
+        owner = np.repeat(np.arange(len(wire.owned)), [len(ranges) for ranges in wire.owned])
+        order = np.argsort(bounds[:, 0], kind="stable")
+        starts, ends = bounds[order, 0], bounds[order, 1]
+        gaps = np.append(starts, wire.slots) - np.append(0, ends)
+        if gaps.any():
+            at = int(np.flatnonzero(gaps)[0])
+            first = int(ends[at - 1]) if at else 0
+            what = f"slot {first} has no owner"
+            if gaps[at] < 0:
+                what = f"a slot in [{starts[at]}, {ends[at]}) has two owners"
+            raise InvalidInput(f"the table was refused: {what}", next_step=next_step)
+        owners = np.repeat(owner[order], ends - starts).astype(np.uint16)
         return cls(wire.version, Ring(wire.nodes), owners)
 
 

@@ -47,7 +47,8 @@ def test_bitmap_of_another_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [((3, 3),), ((0, 2), (2, 3)), ((5, 6), (1, 2)), ((-1, 2),), ((9, 11),), ((4, 2),)]
+    "bad",
+    [((3, 3),), ((0, 2), (2, 3)), ((5, 6), (1, 2)), ((-1, 2),), ((9, 11),), ((4, 2),), ((0, 5), (3, 5))],
 )
 def test_ranges_that_are_not_canonical_are_refused(bad: r.SlotRanges) -> None:
     """Empty, touching, unsorted and out-of-range ranges never enter a table."""

@@ -1,12 +1,14 @@
 """Ring, groups and partition table."""
 
+import random
+
 import msgspec
 import numpy as np
 import pytest
 
 from nodeagent.model.errors import InvalidInput, NotFound, Refused
 from nodeagent.partition.planner import plan_rebalance
-from nodeagent.partition.ranges import from_slots
+from nodeagent.partition.ranges import from_slots, to_slots
 from nodeagent.partition.ring import SPAN, Ring, RingNode, initial_ring, place_between
 from nodeagent.partition.table import PartitionTable, TableWire, initial_table
 
@@ -107,6 +109,27 @@ def test_wire_with_a_slot_twice_or_missing_is_refused() -> None:
         PartitionTable.from_wire(TableWire(1, 4, nodes, (((0, 2),), ((3, 4),))))
     with pytest.raises(InvalidInput):
         PartitionTable.from_wire(TableWire(1, 4, nodes, (((0, 4),),)))
+
+
+def test_any_owners_survive_and_any_other_ranges_are_refused() -> None:
+    """Scattered slots, as after many changes: the ranges of all owners together cover each slot once."""
+    rng, nodes = random.Random(1), initial_ring(FIVE).nodes
+    for _ in range(300):
+        slots = rng.choice([1, 2, 9, 40])
+        owners = np.array([rng.randrange(5) for _ in range(slots)], np.uint16)
+        table = PartitionTable(3, initial_ring(FIVE), owners)
+        wire = table.to_wire()
+        assert PartitionTable.from_wire(wire) == table
+        other = list(wire.owned)
+        changed = rng.randrange(5)
+        other[changed] = from_slots(s for s in range(slots) if rng.random() < 0.5)
+        named = sorted(s for ranges in other for s in to_slots(ranges))
+        if named == list(range(slots)):
+            continue
+        first = next(s for s in range(slots + 1) if named.count(s) != 1)
+        what = f"slot {first} has no owner" if first < slots and named.count(first) == 0 else "two owners"
+        with pytest.raises(InvalidInput, match=what):
+            PartitionTable.from_wire(TableWire(3, slots, nodes, tuple(other)))
 
 
 def test_owners_cannot_be_changed() -> None:
