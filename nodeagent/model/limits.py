@@ -20,6 +20,12 @@ INFLIGHT_APPENDS_MAX = 64
 INFLIGHT_BYTES_MAX = 32 * MIB
 """Appends and bytes in flight to one follower; past either, replication to it waits for acknowledgements."""
 
+DIRECT_LEARNERS_MAX = 16
+"""Past this number of learners, a leader sends them entries only once these are committed, and heartbeats
+only `PACED_HEARTBEATS` times per election timeout, some of them at a time."""
+
+PACED_HEARTBEATS = 3
+
 UNCOMMITTED_BYTES_MAX = 64 * MIB
 """Bytes of uncommitted entries of one group; past this the leader answers `Overloaded`."""
 

@@ -1,7 +1,11 @@
 """The leader: replicates, commits, confirms reads, checks its quorum, transfers leadership (thesis 3.5-6.4).
 
-Appends are built when the Ready is taken, one per peer, from all that was proposed until then.
+Appends are built when the Ready is taken, one per peer, from all that was proposed until then. If a group has
+many learners, they get entries once these are committed, together with the commit index: each commit then
+costs one append per learner, and nothing else does work for all of them (`Peers.paced`).
 """
+
+from collections.abc import Iterable
 
 from nodeagent.model.entries import Config, Entry, EntryKind
 from nodeagent.model.errors import NotLeader, Overloaded, Refused
@@ -52,6 +56,7 @@ class Leader:
         "retired",
         "state",
         "term_start",
+        "touched",
     )
 
     def __init__(self, state: State, *, alone: bool) -> None:
@@ -64,7 +69,7 @@ class Leader:
         """The config without this node is committed: step down."""
 
         self.dirty = True
-        """`flush` may have something to send."""
+        """`flush` has something to do."""
 
         self.news_at: int | None = None
         """When to send followers a commit index that no append has carried."""
@@ -72,6 +77,9 @@ class Leader:
         self.heartbeat_at = state.clock + state.settings.heartbeat_ms
         self.quorum_at = state.clock + state.settings.election_timeout_ms
         self.peers = Peers(state)
+        self.touched: dict[NodeId, None] = dict.fromkeys(self.peers.names)
+        """Peers to which `flush` may have an append to send."""
+
         self.term_start = state.log.last_index + 1
         """Index of the entry with which this leader starts its term (thesis 6.4)."""
 
@@ -102,7 +110,7 @@ class Leader:
         first = state.log.last_index + 1
         if commands:
             state.append(first, [Entry(state.term, _COMMAND, c) for c in commands], commands_only=True)
-            self.dirty = True
+            self._touch(self.peers.direct)
         return first
 
     def can_change(self) -> bool:
@@ -130,7 +138,7 @@ class Leader:
         index = state.log.last_index + 1
         state.append(index, [Entry(state.term, int(EntryKind.CONFIG), encode_config(config))])
         self.peers.update(index)
-        self.dirty = True
+        self._touch(self.peers.names)
         return index
 
     # Answers
@@ -148,22 +156,30 @@ class Leader:
             if progress.rejected(
                 reply.match, log.last_not_after(reply.hint_index, reply.hint_term), state.clock
             ):
-                self.dirty = True
+                self._touch([peer])
             return
         assert reply.match <= log.last_index, (peer, reply.match, log.last_index)
         moved = progress.accepted(reply.match, state.clock)
         if progress.state is not _REPLICATE:
-            self._reconnect(progress, reply.match)
+            self._reconnect(peer, progress, reply.match)
         if moved:
             if progress.match > state.commit:
                 self.maybe_commit()
             self._maybe_transfer(peer)
-        if progress.next <= log.last_index:
-            self.dirty = True
-        if state.commit > progress.commit_sent:
+        if progress.next <= self._end(progress):
+            self._touch([peer])
+        if not progress.is_paced and state.commit > progress.commit_sent:
             self._owe_news()
 
-    def _reconnect(self, progress: Progress, match: int) -> None:
+    def _touch(self, peers: Iterable[NodeId]) -> None:
+        self.touched |= dict.fromkeys(peers)
+        self.dirty = True
+
+    def _end(self, progress: Progress) -> int:
+        """The last entry that the peer may have now."""
+        return self.state.commit if progress.is_paced else self.state.log.last_index
+
+    def _reconnect(self, peer: NodeId, progress: Progress, match: int) -> None:
         """After an accepted append, end a probe, or a wait for a snapshot whose state has arrived."""
         if progress.state is _PROBE:
             if match == progress.match:
@@ -172,7 +188,7 @@ class Leader:
             progress.become_replicate(self.state.clock)
         elif progress.offer is not None and progress.match >= progress.offer.base.index:
             progress.become_probe(progress.match + 1)
-            self.dirty = True
+            self._touch([peer])
 
     def on_heartbeat_reply(self, peer: NodeId, reply: HeartbeatReply) -> None:
         """Note that the follower is alive; a heartbeat reply says nothing about its entries."""
@@ -180,7 +196,9 @@ class Leader:
         if progress is None:
             return
         progress.active = True
-        progress.room = reply.room
+        if progress.room != reply.room:
+            progress.room = reply.room
+            self._touch([peer])
         if reply.read > progress.read_round:
             self._on_read_round(progress, reply.read)
         self._maybe_transfer(peer)  # retried: the first `TimeoutNow` may be lost
@@ -188,11 +206,11 @@ class Leader:
         waited = state.clock - progress.moved_at >= state.settings.heartbeat_ms
         if waited and progress.state is _PROBE and progress.paused:
             progress.paused = False
-            self.dirty = True
-        elif waited and progress.state is _REPLICATE and progress.match < state.log.last_index:
+            self._touch([peer])
+        elif waited and progress.state is _REPLICATE and progress.match < self._end(progress):
             # All appends in flight may be lost: probe with an empty append.
             progress.nudge = True
-            self.dirty = True
+            self._touch([peer])
 
     # Commit
 
@@ -212,6 +230,7 @@ class Leader:
             return
         assert state.log.term(index) == state.term, (index, state.term)
         state.commit_to(index)
+        self._touch(self.peers.paced)
         self._owe_news()
         if self.reads.waiting:
             self.dirty = True  # reads may start after the first commit of the term
@@ -233,8 +252,8 @@ class Leader:
     # Sending
 
     def flush(self) -> None:
-        """Build the messages to each peer: at most one append, and a heartbeat if a read round begins, or if
-        `news_at` has come and no append carries the new commit index."""
+        """Build the messages: at most one append to each peer, and a heartbeat to each direct peer if a read
+        round begins, or if `news_at` has come and no append carries the new commit index."""
         state = self.state
         beat = False
         due = self.news_at is not None and state.clock >= self.news_at
@@ -244,25 +263,25 @@ class Leader:
             self.reads.open_round(state.commit)
             beat = True
         self.dirty = False
-        last = state.log.last_index
-        for peer in self.peers.names:
+        touched, self.touched = self.touched, {}
+        appended = {p for p in touched if p in self.peers.progress and self._maybe_append(p)}
+        for peer in self.peers.direct:
             progress = self.peers.progress[peer]
-            appended = self._maybe_append(peer, progress, last)
             known = min(progress.match, state.commit)
-            if beat or (tell and known > progress.commit_sent and not appended):
+            if beat or (tell and known > progress.commit_sent and peer not in appended):
                 self._outbox.beat(peer, progress)
             owed = owed or known > progress.commit_sent
-            if progress.state is _REPLICATE and self._may_carry(progress, last):
-                self.dirty = True
         if not owed:
             self.news_at = None
         if beat:
             self._answer_reads()
 
-    def _maybe_append(self, peer: NodeId, progress: Progress, last: int) -> bool:
+    def _maybe_append(self, peer: NodeId) -> bool:
+        """Send an append if one is due; returns whether it was sent."""
+        progress = self.peers.progress[peer]
         if progress.state is _SNAPSHOT or progress.paused:
             return False
-        log = self.state.log
+        log, last = self.state.log, self._end(progress)
         carries = self._may_carry(progress, last)
         if progress.state is _REPLICATE and not carries and not progress.nudge:
             return False
@@ -276,6 +295,8 @@ class Leader:
             most = SMALL_APPEND_BYTES if progress.room == Room.FULL else APPEND_BYTES_MAX
             entries = log.slice(prev + 1, min(last, prev + APPEND_ENTRIES_MAX), most)
         self._send_append(peer, progress, prev_term, entries)
+        if progress.state is _REPLICATE and self._may_carry(progress, last):
+            self._touch([peer])
         return True
 
     def _may_carry(self, progress: Progress, last: int) -> bool:
@@ -351,7 +372,7 @@ class Leader:
             self.dirty = True
         if now >= self.heartbeat_at:
             self.heartbeat_at = now + self.state.settings.heartbeat_ms
-            for peer in self.peers.names:
+            for peer in self.peers.next_to_beat():
                 self._outbox.beat(peer, self.peers.progress[peer])
         return True
 
@@ -366,7 +387,6 @@ class Leader:
             what = f"{target} leads already or is not a voter of the group"
             raise Refused(what, next_step="choose another voter")
         self._transfer = (target, state.clock + state.settings.election_timeout_ms)
-        self.dirty = True
         self._maybe_transfer(target)
 
     def _maybe_transfer(self, peer: NodeId) -> None:

@@ -1,6 +1,7 @@
 """The other members of the group, as their leader sees them: progress, quorum, room on their disks."""
 
 from nodeagent.model.ids import NodeId
+from nodeagent.model.limits import DIRECT_LEARNERS_MAX, PACED_HEARTBEATS
 from nodeagent.model.space import Room
 from nodeagent.raft.progress import Progress, ProgressState
 from nodeagent.raft.state import PeerStatus, State
@@ -9,13 +10,23 @@ from nodeagent.raft.state import PeerStatus, State
 class Peers:
     """Progress of every member except the leader; follows the newest config."""
 
-    __slots__ = ("_state", "names", "progress")
+    __slots__ = ("_beaten", "_state", "direct", "names", "paced", "progress")
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.progress: dict[NodeId, Progress] = {}
         self.names: list[NodeId] = []
         """Keys of `progress`, sorted: the order in which messages leave."""
+
+        self.direct: list[NodeId] = []
+        """Peers that get entries when they are proposed, and every heartbeat."""
+
+        self.paced: list[NodeId] = []
+        """The other peers: learners, if there are many. They get entries once these are committed, and
+        heartbeats in turn."""
+
+        self._beaten = 0
+        """Position in `paced` of the peer that gets the next heartbeat."""
 
         self.update()
 
@@ -26,6 +37,23 @@ class Peers:
         known = self.progress
         next_index = state.log.last_index + 1
         self.progress = {p: known.get(p) or Progress(next_index, state.clock, addition) for p in self.names}
+        voters = set(state.log.config.voters)
+        learners = [p for p in self.names if p not in voters]
+        self.paced = learners if len(learners) > DIRECT_LEARNERS_MAX else []
+        self.direct = [p for p in self.names if p in voters] if self.paced else self.names
+        for peer in self.names:
+            self.progress[peer].is_paced = bool(self.paced) and peer not in voters
+
+    def next_to_beat(self) -> list[NodeId]:
+        """The peers that get the heartbeat that is due: the direct ones, and as many others, in turn, as it
+        takes to reach each of them `PACED_HEARTBEATS` times per election timeout."""
+        paced, settings = self.paced, self._state.settings
+        if not paced:
+            return self.names
+        count = -(-len(paced) * PACED_HEARTBEATS * settings.heartbeat_ms // settings.election_timeout_ms)
+        first = self._beaten % len(paced)
+        self._beaten = first + count
+        return self.direct + (paced * 2)[first : first + min(count, len(paced))]
 
     def has_quorum(self) -> bool:
         """Whether a quorum answered since the last call."""

@@ -36,6 +36,7 @@ class Progress:
         "forgot",
         "inflight",
         "inflight_bytes",
+        "is_paced",
         "match",
         "moved_at",
         "next",
@@ -49,6 +50,9 @@ class Progress:
 
     def __init__(self, next_index: int, now: int, addition: int = 0) -> None:
         self.state = ProgressState.PROBE
+        self.is_paced = False
+        """See `Peers.paced`."""
+
         self.match = 0
         """Highest index known to be durable on the follower."""
 

@@ -14,6 +14,7 @@ from tests.bench import (
     images,
     ingest,
     large,
+    many,
     migrate,
     raw,
     rolling,
@@ -43,6 +44,7 @@ def main() -> int:
         "large": lambda: large.run(quick=options.quick),
         "stall": lambda: stall.run(quick=options.quick),
         "image": lambda: images.run(quick=options.quick),
+        "many": lambda: many.run(quick=options.quick),
         "help": lambda: startup.run(quick=options.quick),
     }
     names = options.names or [n for n in benches if n not in BY_NAME]
@@ -68,7 +70,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "names",
         nargs="*",
-        help=f"commits, ingest, migrate, change, auto, image, help (all by default), {', '.join(BY_NAME)}",
+        help="commits, ingest, migrate, change, auto, image, many, help (all by default), "
+        + ", ".join(BY_NAME),
     )
     parser.add_argument(
         "--quick", action="store_true", help="short runs with little data; do not quote the figures"

@@ -11,6 +11,25 @@ MUTANTS = (
         breaks="S3",
     ),
     Mutant(
+        "many learners get entries before these are committed",
+        "raft/leader.py",
+        "return self.state.commit if progress.is_paced else self.state.log.last_index",
+        "return self.state.log.last_index",
+        unseen="it is safe, and costs a second message per learner",
+    ),
+    Mutant(
+        "a lost append to a paced learner is not noticed",
+        "raft/leader.py",
+        "elif waited and progress.state is _REPLICATE and progress.match < self._end(progress):",
+        "elif waited and progress.state is _REPLICATE and not progress.is_paced:",
+    ),
+    Mutant(
+        "some of many learners get no heartbeat",
+        "raft/peers.py",
+        "self._beaten = first + count",
+        "self._beaten = first",
+    ),
+    Mutant(
         "one vote too few wins",
         "raft/quorum.py",
         "    needed = len(voters) // 2 + 1\n    granted",
