@@ -118,9 +118,10 @@ def drop_tables(cluster: Cluster, schemas: Sequence[TableSchema], on_dropped: Ca
             if not done:
                 raise
             raise Partly(
-                f"{done} of {len(schemas)} tables of {schema.storage_group} are dropped",
+                f"{done} of {len(schemas)} tables of {schema.storage_group} are dropped, "
+                f"{schema.table} perhaps only in part",
                 why=f"{schema.table}: {error.what}",
-                next="repeat the command: it drops the other tables",
+                next="repeat the command; it drops the tables that still exist",
             ) from error
     on_dropped(len(schemas))
     return partitions

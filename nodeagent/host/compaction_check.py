@@ -20,10 +20,11 @@ from nodeagent.model.requests import CheckFiles, ErrorReply, FilesChecked, Reply
 from nodeagent.partition.ranges import from_slots
 
 CHECK_AGAIN_MS = 10_000
-"""After a check that found damage or got no answer, before the same files are checked again."""
+"""After a check that found damage or got no answer, before the same files are checked again: the next check
+would read all of them again."""
 
 ABSENT_AGAIN_MS = 500
-"""The same if a member lacks a file, because it still makes or copies it."""
+"""The same if a member only said that it lacks a file, because it still makes or copies the file."""
 
 UP_TIMEOUTS = 5
 """A check does not wait for a member that sent nothing for this many election timeouts."""
@@ -97,18 +98,20 @@ class CompactionCheck:
         listed = [
             {f.name for f in r.files} if isinstance(r, FilesChecked) else set[str]() for r in answers.values()
         ]
+        # A member of an earlier release hashes its files to answer.
+        is_cheap = all(isinstance(r, FilesChecked) and not r.found for r in answers.values())
         present: Runs = {}
         for key, run in runs.items():
             if all(f.name in names for names in listed for f in run):
                 present[key] = run
             else:
-                replica.damaged.pop(key, None)
-                self.postpone(replica.group, key, ABSENT_AGAIN_MS)
+                self.postpone(replica.group, key, ABSENT_AGAIN_MS if is_cheap else CHECK_AGAIN_MS)
         return present
 
     def _intact(self, replica: DataReplica, runs: Runs, answers: Answers) -> Runs:
         """The runs whose files are intact on every member that is up. A file that a member removed since, or
-        could not check, counts as not intact for now."""
+        could not check, counts as not intact for now. Damage is reported until a check finds all copies of
+        the run intact."""
         intact: Runs = {}
         found = {
             n: dict(r.found) if isinstance(r, FilesChecked | FilesHashed) else {} for n, r in answers.items()
@@ -116,15 +119,15 @@ class CompactionCheck:
         for key, run in runs.items():
             bad = [(n, f.name) for n, names in found.items() for f in run if names.get(f.name) != f.xxh3]
             damaged = [(n, name) for n, name in bad if name in found[n]]
-            replica.damaged.pop(key, None)
             if damaged:
                 node, name = damaged[0]
                 what = f"{name} on {node} is damaged or missing"
                 replica.damaged[key] = f"{what}: the files of its table and partition are not merged"
                 self._effects.note("compaction_waits", group=replica.group, node=node, file=name)
             if bad:
-                self.postpone(replica.group, key, CHECK_AGAIN_MS if damaged else ABSENT_AGAIN_MS)
+                self.postpone(replica.group, key, CHECK_AGAIN_MS)
             else:
+                replica.damaged.pop(key, None)
                 self._not_before.pop((replica.group, key), None)
                 intact[key] = run
         return intact

@@ -24,7 +24,7 @@ DIRECT_LEARNERS_MAX = 16
 """Past this number of learners, a leader sends them entries only once these are committed, and heartbeats
 only `PACED_HEARTBEATS` times per election timeout, some of them at a time."""
 
-PACED_HEARTBEATS = 3
+PACED_HEARTBEATS = 5
 
 UNCOMMITTED_BYTES_MAX = 64 * MIB
 """Bytes of uncommitted entries of one group; past this the leader answers `Overloaded`."""

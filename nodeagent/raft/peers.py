@@ -10,7 +10,7 @@ from nodeagent.raft.state import PeerStatus, State
 class Peers:
     """Progress of every member except the leader; follows the newest config."""
 
-    __slots__ = ("_beaten", "_state", "direct", "names", "paced", "progress")
+    __slots__ = ("_beaten", "_commits", "_state", "direct", "names", "paced", "progress")
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -24,6 +24,9 @@ class Peers:
         self.paced: list[NodeId] = []
         """The other peers: learners, if there are many. They get entries once these are committed, and
         heartbeats in turn."""
+
+        self._commits = (state.commit, state.commit)
+        """The commit index at the heartbeat before the last one, and at the last one."""
 
         self._beaten = 0
         """Position in `paced` of the peer that gets the next heartbeat."""
@@ -48,6 +51,7 @@ class Peers:
         """The peers that get the heartbeat that is due: the direct ones, and as many others, in turn, as it
         takes to reach each of them `PACED_HEARTBEATS` times per election timeout."""
         paced, settings = self.paced, self._state.settings
+        self._commits = (self._commits[1], self._state.commit)
         if not paced:
             return self.names
         count = -(-len(paced) * PACED_HEARTBEATS * settings.heartbeat_ms // settings.election_timeout_ms)
@@ -65,11 +69,13 @@ class Peers:
         return answered >= config.quorum
 
     def caught_up(self, peer: NodeId) -> bool:
-        """Whether the peer holds every entry that is committed now."""
+        """Whether the peer holds every entry that is committed now. A paced peer, which gets entries after
+        the commit, must hold those that were committed one to two heartbeats ago: under a steady load it
+        never holds all of them."""
         progress = self.progress.get(peer)
         if progress is None or progress.state is not ProgressState.REPLICATE:
             return False
-        return progress.match >= self._state.commit
+        return progress.match >= (self._commits[0] if progress.is_paced else self._state.commit)
 
     def voters_low_on_space(self) -> list[NodeId]:
         """Other voters whose disks are nearly full."""

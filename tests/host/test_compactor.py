@@ -242,7 +242,7 @@ def test_files_are_not_merged_while_a_copy_on_another_member_is_damaged(
         assert f"{FILES[1].name} on b" in node.replica.trouble
     for reply in (ErrorReply("unavailable", "no contact"), FilesChecked((), ())):
         checked(reply)
-        assert not node.replica.state.compactions.active and not node.replica.trouble
+        assert not node.replica.state.compactions.active and node.replica.trouble, "nothing shows a repair"
         answer_listing(node, reply)
         assert not node.under_way(HashFiles), "only files that b has are hashed"
     answer_listing(node, ErrorReply("log_corrupt", "the replica there is lost"))
@@ -250,7 +250,7 @@ def test_files_are_not_merged_while_a_copy_on_another_member_is_damaged(
     node.finish(HashFiles, GOOD)
     node.host.on_reply(number, ErrorReply("log_corrupt", "the replica there is lost"), node.now)
     node.take()
-    assert node.replica.state.compactions.active
+    assert node.replica.state.compactions.active and not node.replica.trouble
 
 
 def next_check(node: Node) -> tuple[int, CheckFiles]:
@@ -288,16 +288,23 @@ def test_files_that_a_member_is_still_making_are_checked_again_soon(monkeypatch:
 
     lacks, has = FilesChecked(FILES[:1], ()), FilesChecked(FILES, ())
     assert max([waited_ms(lacks) for _ in range(8)][1:]) <= 1_000 and not node.under_way(HashFiles)
+    first = (FILES[0].name, FILES[0].xxh3)
+    for reply in (FilesChecked(FILES[:1], (first,)), ErrorReply("unavailable", "no contact")):
+        waited_ms(reply)
+        assert waited_ms(lacks) >= 10_000, "b read its files to answer, or is overloaded"
     assert waited_ms(has) <= 1_000
-    for found, waits_ms in (("0" * 32, 10_000), (FILES[1].xxh3, 0)):
+    whole = FilesChecked(FILES, (first, (FILES[1].name, FILES[1].xxh3)))
+    slow = ErrorReply("unavailable", "no answer within 5 s")
+    for reply in (FilesChecked(FILES, (first, (FILES[1].name, "0" * 32))), slow, whole):
         (number, _) = next_check(node)
         node.finish(HashFiles, GOOD)
-        reply = FilesChecked(FILES, ((FILES[0].name, FILES[0].xxh3), (FILES[1].name, found)))
         node.host.on_reply(number, reply, node.now)
         node.take()
-        if waits_ms:
-            assert waited_ms(has) >= waits_ms
-    assert node.replica.state.compactions.active
+        if reply is not whole:
+            assert waited_ms(lacks) >= 10_000, "each check reads all files on all members"
+            assert node.replica.trouble, "damage is named until a check is good"
+            assert waited_ms(has) <= 1_000
+    assert node.replica.state.compactions.active and not node.replica.trouble
 
 
 def test_a_replica_reports_whether_it_is_making_files() -> None:

@@ -102,3 +102,16 @@ def test_a_learner_that_becomes_a_voter_gets_uncommitted_entries(raft: Raft) -> 
     raft.propose([b"y"], 102)
     hold(raft, "bcd", 2)
     assert sent(flush(raft), AppendRequest, "d")
+
+
+def test_a_learner_is_caught_up_although_entries_are_committed_all_the_time(raft: Raft) -> None:
+    """It lags by a round trip: otherwise no node could join a busy group with many learners."""
+    for index in range(2, 40):
+        raft.tick(raft.clock + SETTINGS.heartbeat_ms // 2)
+        raft.propose([b"x"], raft.clock)
+        flush(raft)
+        hold(raft, "bc", index)
+        flush(raft)
+        hold(raft, "d", index - 1)
+        assert raft.commit == index and (index < 4 or raft.caught_up("d"))
+    assert not raft.caught_up("e"), "it has not answered for many heartbeats"
