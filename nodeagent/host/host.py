@@ -220,6 +220,7 @@ class Host:
         self.peers.watch_clocks()
         self.leadership.keep()
         self.peers.look_for_older()
+        self.own_membership.ask(self.peers.addresses)
         self.compactor.keep()
         if self.effects.now >= self._expire_at:
             self._expire_at = self.effects.now + EXPIRE_MS

@@ -157,14 +157,20 @@ class SimNode(Machine):
     def on_raft(self, sender: NodeId, messages: list[Routed]) -> None:
         status = self._membership_status(sender)
         if status is MembershipStatus.RETIRED:
-            why = f"the incarnation of {sender} was retired"
-            self.sim.carry(self.node, sender, lambda n: n.host.on_retired(why, n.now))
+            self._refuse(sender)
         elif status is MembershipStatus.OLDER:
             older = self.host.peers.starts.older[self.sim.nodes[sender].incarnation]
             self.sim.carry(self.node, sender, lambda n: n.on_older_copy(older))
         elif status is MembershipStatus.MEMBER:
             self.host.on_raft(sender, messages, self.now)
             self.wake()
+
+    def _refuse(self, peer: NodeId) -> str:
+        """Tell a peer that its incarnation was retired; returns the reason."""
+        why = f"the incarnation of {peer} was retired"
+        if peer in self.sim.nodes:
+            self.sim.carry(self.node, peer, lambda n: n.host.on_retired(why, n.now))
+        return why
 
     def on_older_copy(self, why: str) -> None:
         """Handle the refusal of a peer that knows a newer start of this node's directory."""
@@ -180,7 +186,7 @@ class SimNode(Machine):
             answer(ErrorReply("forbidden", f"{peer} runs on an older copy of its directory"))
             return
         if status is MembershipStatus.RETIRED:
-            answer(ErrorReply("forbidden", f"the incarnation of {peer} was retired"))
+            answer(ErrorReply("forbidden", self._refuse(peer)))
             return
         if status is MembershipStatus.UNKNOWN and not isinstance(request, CheckStatus):
             answer(ErrorReply("unavailable", f"{peer} is not known here"))
