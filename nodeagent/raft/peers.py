@@ -1,7 +1,7 @@
 """The other members of the group, as their leader sees them: progress, quorum, room on their disks."""
 
+from nodeagent.model import limits
 from nodeagent.model.ids import NodeId
-from nodeagent.model.limits import DIRECT_LEARNERS_MAX, PACED_HEARTBEATS
 from nodeagent.model.space import Room
 from nodeagent.raft.progress import Progress, ProgressState
 from nodeagent.raft.state import PeerStatus, State
@@ -10,7 +10,7 @@ from nodeagent.raft.state import PeerStatus, State
 class Peers:
     """Progress of every member except the leader; follows the newest config."""
 
-    __slots__ = ("_beaten", "_commits", "_state", "direct", "names", "paced", "progress")
+    __slots__ = ("_beaten", "_state", "commits", "direct", "names", "paced", "progress")
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -25,7 +25,7 @@ class Peers:
         """The other peers: learners, if there are many. They get entries once these are committed, and
         heartbeats in turn."""
 
-        self._commits = (state.commit, state.commit)
+        self.commits = (state.commit, state.commit)
         """The commit index at the heartbeat before the last one, and at the last one."""
 
         self._beaten = 0
@@ -42,7 +42,7 @@ class Peers:
         self.progress = {p: known.get(p) or Progress(next_index, state.clock, addition) for p in self.names}
         voters = set(state.log.config.voters)
         learners = [p for p in self.names if p not in voters]
-        self.paced = learners if len(learners) > DIRECT_LEARNERS_MAX else []
+        self.paced = learners if len(learners) > limits.DIRECT_LEARNERS_MAX else []
         self.direct = [p for p in self.names if p in voters] if self.paced else self.names
         for peer in self.names:
             self.progress[peer].is_paced = bool(self.paced) and peer not in voters
@@ -51,10 +51,12 @@ class Peers:
         """The peers that get the heartbeat that is due: the direct ones, and as many others, in turn, as it
         takes to reach each of them `PACED_HEARTBEATS` times per election timeout."""
         paced, settings = self.paced, self._state.settings
-        self._commits = (self._commits[1], self._state.commit)
+        self.commits = (self.commits[1], self._state.commit)
         if not paced:
             return self.names
-        count = -(-len(paced) * PACED_HEARTBEATS * settings.heartbeat_ms // settings.election_timeout_ms)
+        count = -(
+            -len(paced) * limits.PACED_HEARTBEATS * settings.heartbeat_ms // settings.election_timeout_ms
+        )
         first = self._beaten % len(paced)
         self._beaten = first + count
         return self.direct + (paced * 2)[first : first + min(count, len(paced))]
@@ -75,7 +77,7 @@ class Peers:
         progress = self.progress.get(peer)
         if progress is None or progress.state is not ProgressState.REPLICATE:
             return False
-        return progress.match >= (self._commits[0] if progress.is_paced else self._state.commit)
+        return progress.match >= (self.commits[0] if progress.is_paced else self._state.commit)
 
     def voters_low_on_space(self) -> list[NodeId]:
         """Other voters whose disks are nearly full."""

@@ -119,7 +119,7 @@ class Plan:
                 "nodeagent.scaling.moving.UNIT_SLOTS": rng.choice([1, 3, 32]),
                 "nodeagent.storage.executor.UNITS_PER_CALL_MAX": rng.choice([1, 256]),
                 "nodeagent.model.limits.PAGE_PARTITIONS": rng.choice([1, 2, 256]),
-                "nodeagent.raft.peers.DIRECT_LEARNERS_MAX": rng.choice([0, 16]),
+                "nodeagent.model.limits.DIRECT_LEARNERS_MAX": rng.choice([0, 16]),
             },
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from nodeagent.host.effect_queue import Effects
 from nodeagent.host.replica import Replica
+from nodeagent.model import limits
 from nodeagent.model.entries import Config, Entry, EntryKind
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.raft_messages import AppendReply, RaftMessage, VoteReply, VoteRequest
@@ -259,8 +260,13 @@ class RaftSafety:
         if self._by_scaling:
             config = raft.log.config
             assert node.node in config.members, f"S12: {node.node} leads {replica.group} and leaves it"
+            lead = raft._lead
+            assert lead is not None
             for voter in set(config.voters) - set(before.voters):
-                assert raft.caught_up(voter), f"S12: {voter} votes in {replica.group} before it caught up"
+                was_paced = len(before.learners) > limits.DIRECT_LEARNERS_MAX
+                needed = lead.peers.commits[0] if was_paced else raft.commit
+                held = lead.peers.progress[voter].match
+                assert held >= needed, f"S12: {voter} votes in {replica.group} before it caught up"
 
     def _commits(self, node: Machine, replica: Replica) -> None:
         """A node is the first to commit these entries: the last of them must be durable on a quorum."""

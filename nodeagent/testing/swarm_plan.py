@@ -51,7 +51,7 @@ class Plan:
             "nodeagent.host.checkpoints.CHECKPOINT_MIN_MS": rng.choice([20, 100, 500]),
             "nodeagent.host.log_start.LOG_KEEP_MS_MAX": rng.choice([300, 2_000, 600_000]),
             "nodeagent.host.log_start.KEEP_LOG_MS": rng.choice([50, 1_000]),
-            "nodeagent.raft.peers.DIRECT_LEARNERS_MAX": rng.choice([0, 16]),
+            "nodeagent.model.limits.DIRECT_LEARNERS_MAX": rng.choice([0, 16]),
         }
         kinds = draw_kinds(rng, KINDS)
         return cls(

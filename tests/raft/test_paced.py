@@ -18,7 +18,7 @@ LEARNERS = "defghijk"
 @pytest.fixture
 def raft(monkeypatch: pytest.MonkeyPatch) -> Raft:
     """It leads b and c, and more learners than are direct; all hold its no-op."""
-    monkeypatch.setattr("nodeagent.raft.peers.DIRECT_LEARNERS_MAX", len(LEARNERS) - 1)
+    monkeypatch.setattr("nodeagent.model.limits.DIRECT_LEARNERS_MAX", len(LEARNERS) - 1)
     raft = leader(learners=LEARNERS)
     hold(raft, "bc", 1)
     flush(raft)

@@ -146,7 +146,7 @@ class Chaos:
 @pytest.mark.parametrize("seed", range(40), ids=lambda s: f"seed-{s}")
 def test_safe_after_every_event_and_live_after_healing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1 to S7 hold throughout; after healing, one leader commits and all its members converge."""
-    monkeypatch.setattr("nodeagent.raft.peers.DIRECT_LEARNERS_MAX", (0, 1, 16)[seed % 3])
+    monkeypatch.setattr("nodeagent.model.limits.DIRECT_LEARNERS_MAX", (0, 1, 16)[seed % 3])
     chaos = Chaos(seed)
     for _ in range(EVENTS):
         chaos.event()
