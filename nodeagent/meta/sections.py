@@ -3,7 +3,7 @@
 Names, order and types of the sections are the stored format (since `Feature.IMAGES`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -122,14 +122,16 @@ def image_of(content: ImageBytes, levels: Levels) -> Image:
     )
 
 
-def check_image(content: ImageBytes, levels: Levels = SPOKEN) -> None:
+def check_image(
+    content: ImageBytes, levels: Levels = SPOKEN, pause: Callable[[], None] = lambda: None
+) -> None:
     """Decode every record of a new image, to prove that a start can; raises what `image_of` raises.
 
     The records are dropped at once: a second state of many tables would make the garbage collector stop the
-    event loop.
+    event loop. `pause` is called after each frame, as in `storage.images.Images`.
     """
     for _ in _records(content, levels):
-        pass
+        pause()
 
 
 def _records(content: ImageBytes, levels: Levels) -> Iterator[tuple[str, list[Any]]]:

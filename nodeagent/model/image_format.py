@@ -26,9 +26,9 @@ MAGIC = b"NAIM"
 HEADER, END = "header", "end"
 """Names of the first and of the last frame; no section has these names."""
 
-FRAME_BYTES = 64 * 1024
-"""A frame ends with the record that makes its payload this long. The digest of a state does not depend on
-it."""
+FRAME_BYTES = 16 * 1024
+"""A frame ends with the record that makes its payload this long. A frame is decoded by one call, during which
+no other thread runs. The digest of a state does not depend on it."""
 
 _HEAD = struct.Struct("<4s16sIQ")
 _DIGEST_BYTES = 16

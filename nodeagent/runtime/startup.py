@@ -31,6 +31,10 @@ from nodeagent.storage.worker import WorkerEngine
 
 GroupState = tuple[GroupLog, bytes | None]
 
+IMAGE_PAUSE_S = 0.001
+"""Pause of the thread that makes an image after each frame of it. Without pauses, every write of the meta
+group would wait for the interpreter lock several times until the image is made."""
+
 
 class Opened(msgspec.Struct):
     """The recovered contents of a directory. `home` holds the lock until `home.unlock()`."""
@@ -90,7 +94,8 @@ def _open(directory: Path, config: NodeConfig) -> Opened:
         log, recovered = Log.open(home, LOG_DIR, _log_settings(config, home.total_bytes()))
         identity = begin_start(home, log, config.node, known, partial(secrets.token_hex, 8))
         engine = WorkerEngine(data.root, config.worker_timeout_ms / 1000)
-        storage = Storage(data, engine, check_image)
+        pause = partial(time.sleep, IMAGE_PAUSE_S)
+        storage = Storage(data, engine, partial(check_image, pause=pause), pause)
         storage.prepare()
         groups, unreadable = _groups(recovered, storage)
         holding = {g for g in storage.groups() if any(storage.files.names(g).values())}

@@ -8,7 +8,7 @@ one of them changes the other's files; jobs of different groups may, except two 
 import contextlib
 import errno
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Busy, Damaged, NodeAgentError, NotFound, Overloaded, Unavailable
@@ -85,9 +85,15 @@ INLINE_SCAN_BYTES_MAX = 256 * KIB
 class Storage:
     """All files of one node. `files`, `snapshots` and `staging` are its parts, for reading and sweeps."""
 
-    def __init__(self, disk: Disk, engine: Engine, load_image: Load = ImageBytes.verified) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        engine: Engine,
+        load_image: Load = ImageBytes.verified,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
         self._disk = disk
-        self._images = Images(disk, load_image)
+        self._images = Images(disk, load_image, pause)
         self.faults: dict[GroupId, str] = {}
         """Why the newest image of a group was not read (`checkpoint`); the one before it was."""
 

@@ -15,6 +15,9 @@ from nodeagent.model.image_format import Header, ImageBytes, Section, encode_ima
 from nodeagent.model.jobs import ImageSaved
 from nodeagent.storage import layout
 
+SYNC_BYTES = 256 * 1024
+"""An image is synced whenever this much of it was written: the log's syncs wait for a larger one."""
+
 KEPT = 2
 """Validated images that a node retains."""
 
@@ -31,9 +34,16 @@ class Loaded:
 
 
 class Images:
-    def __init__(self, disk: Disk, load: Load) -> None:
+    """
+    Args:
+        pause: called after each frame that is written. It may sleep, because the event loop of the process
+            would otherwise wait for this thread again and again.
+    """
+
+    def __init__(self, disk: Disk, load: Load, pause: Callable[[], None] = lambda: None) -> None:
         self._disk = disk
         self._load = load
+        self._pause = pause
 
     def save(self, header: Header, sections: Iterable[Section]) -> ImageSaved:
         """Make an image durable, and remove the images that are no longer needed.
@@ -68,10 +78,14 @@ class Images:
         if self._disk.exists(path):
             self._disk.unlink(path)
         with self._disk.create(path) as file:
-            offset = 0
+            offset = synced = 0
             for piece in pieces:
                 file.pwrite(offset, piece)
                 offset += len(piece)
+                if offset - synced >= SYNC_BYTES:
+                    file.sync()
+                    synced = offset
+                self._pause()
             file.sync()
 
     def _retain(self, group: GroupId, newest: int) -> int:

@@ -24,8 +24,8 @@ from nodeagent.model.image_format import (
 )
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.storage import layout
-from nodeagent.storage.images import Images, image_indexes, load_image, read_image
-from nodeagent.testing.disk import SimDisk
+from nodeagent.storage.images import SYNC_BYTES, Images, image_indexes, load_image, read_image
+from nodeagent.testing.disk import SimDisk, SimFile
 from nodeagent.testing.volume import Fault, PowerCut
 from tests.meta.test_changes import Meta
 
@@ -105,11 +105,41 @@ def test_later_entries_do_not_change_sections_that_wait_to_be_written() -> None:
     assert b"".join(encode_image(first, sections)) == kept
 
 
-def test_a_long_section_has_several_frames() -> None:
-    """A frame, and the memory that a reader needs, stays bounded; the records are the same."""
+def large_meta() -> Meta:
     meta = rich_meta()
     columns = tuple(Column(f"f{i}", "DOUBLE", False) for i in range(50))
     meta.state.image.schemas = [TableSchema("sg", f"t{i}", 1, columns) for i in range(2_000)]
+    return meta
+
+
+def test_a_large_image_is_made_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncs of the log wait for one large sync, and the event loop for a thread that never pauses."""
+    disk, meta, unsynced, most = SimDisk(), large_meta(), [0], [0]
+    pauses: list[int] = []
+    pwrite, sync = SimFile.pwrite, SimFile.sync
+
+    def counted(file: SimFile, offset: int, data: bytes) -> None:
+        unsynced[0] += len(data)
+        most[0] = max(most[0], unsynced[0])
+        pwrite(file, offset, data)
+
+    def synced(file: SimFile) -> None:
+        unsynced[0] = 0
+        sync(file)
+
+    monkeypatch.setattr(SimFile, "pwrite", counted)
+    monkeypatch.setattr(SimFile, "sync", synced)
+    disk.mkdirs(layout.TMP)
+    pause = partial(pauses.append, 1)
+    maker = Images(disk, partial(check_image, pause=pause), pause)
+    size = maker.save(header(meta.state), sections_of(meta.state.image)).nbytes
+    assert size > 3 * SYNC_BYTES and most[0] <= SYNC_BYTES + 2 * FRAME_BYTES
+    assert len(pauses) > 1.5 * size / (FRAME_BYTES + 4_096), "after each frame that is written or decoded"
+
+
+def test_a_long_section_has_several_frames() -> None:
+    """A frame, and the memory that a reader needs, stays bounded; the records are the same."""
+    meta = large_meta()
     image = content(meta.state)
     frames = [f for f in image.frames(image.sections_at) if f.name == "schemas"]
     assert len(frames) > 2 and max(len(f.payload) for f in frames) < FRAME_BYTES + 4_096
