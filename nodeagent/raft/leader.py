@@ -11,9 +11,6 @@ from nodeagent.model.entries import Config, Entry, EntryKind
 from nodeagent.model.errors import NotLeader, Overloaded, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import (
-    APPEND_BYTES_MAX,
-    APPEND_ENTRIES_MAX,
-    SMALL_APPEND_BYTES,
     UNCOMMITTED_BYTES_MAX,
 )
 from nodeagent.model.raft_messages import (
@@ -23,7 +20,7 @@ from nodeagent.model.raft_messages import (
     ReadReply,
     TimeoutNow,
 )
-from nodeagent.model.space import Room
+from nodeagent.raft.appends import Appends
 from nodeagent.raft.log import ENTRY_OVERHEAD_BYTES
 from nodeagent.raft.membership import check_step, encode_config
 from nodeagent.raft.offers import Offers
@@ -44,6 +41,7 @@ class Leader:
     """A leader during one term."""
 
     __slots__ = (
+        "_appends",
         "_outbox",
         "_transfer",
         "dirty",
@@ -77,6 +75,7 @@ class Leader:
         self.heartbeat_at = state.clock + state.settings.heartbeat_ms
         self.quorum_at = state.clock + state.settings.election_timeout_ms
         self.peers = Peers(state)
+        self._appends = Appends(state, self.reads)
         self.touched: dict[NodeId, None] = dict.fromkeys(self.peers.names)
         """Peers to which `flush` may have an append to send."""
 
@@ -264,6 +263,7 @@ class Leader:
             beat = True
         self.dirty = False
         touched, self.touched = self.touched, {}
+        self._appends.clear()
         appended = {p for p in touched if p in self.peers.progress and self._maybe_append(p)}
         for peer in self.peers.direct:
             progress = self.peers.progress[peer]
@@ -281,43 +281,24 @@ class Leader:
         progress = self.peers.progress[peer]
         if progress.state is _SNAPSHOT or progress.paused:
             return False
-        log, last = self.state.log, self._end(progress)
-        carries = self._may_carry(progress, last)
+        last = self._end(progress)
+        carries = self._appends.may_carry(progress, last)
         if progress.state is _REPLICATE and not carries and not progress.nudge:
             return False
-        prev = progress.next - 1
-        prev_term = log.term(prev)
-        if prev_term is None:
+        append = self._appends.make(progress, last if carries else progress.next - 1)
+        if append is None:
             self.offers.request(peer, progress)
             return False
-        entries: list[Entry] = []
-        if carries:
-            most = SMALL_APPEND_BYTES if progress.room == Room.FULL else APPEND_BYTES_MAX
-            entries = log.slice(prev + 1, min(last, prev + APPEND_ENTRIES_MAX), most)
-        self._send_append(peer, progress, prev_term, entries)
-        if progress.state is _REPLICATE and self._may_carry(progress, last):
+        self._send_append(peer, progress, append)
+        if progress.state is _REPLICATE and self._appends.may_carry(progress, last):
             self._touch([peer])
         return True
 
-    def _may_carry(self, progress: Progress, last: int) -> bool:
-        """Whether an append may carry entries now. A follower with a full disk gets small appends only: it
-        would refuse large ones, and they would be resent in a loop."""
-        if progress.next > last or (progress.state is _REPLICATE and progress.is_full):
-            return False
-        log = self.state.log
-        if progress.room != Room.FULL or progress.next <= log.base.index:
-            return True
-        return log.bytes_between(progress.next - 1, progress.next) <= SMALL_APPEND_BYTES
-
-    def _send_append(self, peer: NodeId, progress: Progress, prev_term: int, entries: list[Entry]) -> None:
+    def _send_append(self, peer: NodeId, progress: Progress, append: AppendRequest) -> None:
         state = self.state
-        prev = progress.next - 1
+        prev, entries = append.prev_index, append.entries
         end = prev + len(entries)
-        read = self.reads.round if self.reads.is_open else 0
-        self._outbox.send(
-            peer,
-            AppendRequest(state.term, prev, prev_term, state.commit, entries, read, progress.addition),
-        )
+        self._outbox.send(peer, append)
         if entries or progress.state is _PROBE:
             progress.sent(end, state.log.bytes_between(prev, end), state.clock)
         else:

@@ -31,7 +31,7 @@ from nodeagent.storage.worker import WorkerEngine
 
 GroupState = tuple[GroupLog, bytes | None]
 
-IMAGE_PAUSE_S = 0.001
+IMAGE_PAUSE_S = 0.002
 """Pause of the thread that makes an image after each frame of it. Without pauses, every write of the meta
 group would wait for the interpreter lock several times until the image is made."""
 

@@ -96,6 +96,7 @@ class Swarm:
         plan.kinds |= draw_stragglers(rng)
         if rng.random() < 0.5:
             plan.hasten()
+        plan.limits["nodeagent.model.limits.DIRECT_LEARNERS_MAX"] = rng.choice([0, 16])
         return plan
 
     def _new_machine(self, name: str) -> GroupNode:

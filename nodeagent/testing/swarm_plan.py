@@ -43,15 +43,14 @@ class Plan:
         timeout = heartbeat * rng.choice([4, 8, 10])
         settings = RaftSettings(heartbeat, timeout, rng.choice([0, 0, 5, 30, heartbeat]))
         limits = {
-            "nodeagent.raft.leader.APPEND_ENTRIES_MAX": rng.choice([1, 2, 5, 4096]),
-            "nodeagent.raft.leader.APPEND_BYTES_MAX": rng.choice([64, 1 << 20]),
+            "nodeagent.raft.appends.APPEND_ENTRIES_MAX": rng.choice([1, 2, 5, 4096]),
+            "nodeagent.raft.appends.APPEND_BYTES_MAX": rng.choice([64, 1 << 20]),
             "nodeagent.raft.progress.INFLIGHT_APPENDS_MAX": rng.choice([1, 2, 4, 64]),
             "nodeagent.raft.leader.UNCOMMITTED_BYTES_MAX": rng.choice([400, 1 << 26]),
             "nodeagent.raft.reads.READS_PENDING_MAX": rng.choice([1, 3, 4096]),
             "nodeagent.host.checkpoints.CHECKPOINT_MIN_MS": rng.choice([20, 100, 500]),
             "nodeagent.host.log_start.LOG_KEEP_MS_MAX": rng.choice([300, 2_000, 600_000]),
             "nodeagent.host.log_start.KEEP_LOG_MS": rng.choice([50, 1_000]),
-            "nodeagent.model.limits.DIRECT_LEARNERS_MAX": rng.choice([0, 16]),
         }
         kinds = draw_kinds(rng, KINDS)
         return cls(

@@ -89,9 +89,9 @@ VERBS = {
 """Weights of each event; a walk draws one of them."""
 
 LIMITS = {
-    "nodeagent.raft.leader.APPEND_ENTRIES_MAX": (1, 2, 4096),
-    "nodeagent.raft.leader.APPEND_BYTES_MAX": (1, 1 << 20),
-    "nodeagent.raft.leader.SMALL_APPEND_BYTES": (0, 1 << 16),
+    "nodeagent.raft.appends.APPEND_ENTRIES_MAX": (1, 2, 4096),
+    "nodeagent.raft.appends.APPEND_BYTES_MAX": (1, 1 << 20),
+    "nodeagent.raft.appends.SMALL_APPEND_BYTES": (0, 1 << 16),
     "nodeagent.raft.progress.INFLIGHT_APPENDS_MAX": (1, 2, 64),
 }
 

@@ -23,7 +23,7 @@ def test_every_fault_of_a_seed_can_be_written_down() -> None:
     for seed in range(1, 7):
         swarm = Swarm(seed)
         assert failure(swarm.run) == ("", "")
-        plan = Changes(clients=1, limits={"nodeagent.raft.leader.APPEND_ENTRIES_MAX": 1})
+        plan = Changes(clients=1, limits={"nodeagent.raft.appends.APPEND_ENTRIES_MAX": 1})
         script = Script(seed, tuple(swarm.nemesis.done), 3, 500, plan, "S4: because")
         assert Script.from_text(script.to_text()) == script
         kinds |= {type(injection) for _, injection in script.faults}

@@ -15,7 +15,7 @@ from nodeagent.testing.shrink_cluster import ClusterShrinker, main
 from nodeagent.testing.workload import PLAIN_HABITS, WriteProfile
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts" / "clusters").glob("*.txt"))
-LIMIT = "nodeagent.raft.leader.APPEND_BYTES_MAX"
+LIMIT = "nodeagent.raft.appends.APPEND_BYTES_MAX"
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)

@@ -125,7 +125,7 @@ def _keep_every_suffix(log: RaftLog, base: Base) -> bool:
 @pytest.mark.parametrize(
     ("where", "name", "what", "seed", "broken"),
     [
-        (Raft, "memory", lambda raft: HardState(), 13, "S5: m2 is in term 0"),
+        (Raft, "memory", lambda raft: HardState(), 13, r"S5: m\d is in term 0"),
         (RaftLog, "reset", _keep_every_suffix, 4, "S2: in g2 of m2 "),
     ],
 )

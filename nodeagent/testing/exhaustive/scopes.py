@@ -66,7 +66,7 @@ def _comes_back(name: str, how: str) -> Scope:
         "hear b a; hear a b; hear b a; lose"
     )
     small = {
-        "nodeagent.raft.leader.APPEND_ENTRIES_MAX": 2,
+        "nodeagent.raft.appends.APPEND_ENTRIES_MAX": 2,
         "nodeagent.raft.progress.INFLIGHT_APPENDS_MAX": 1,
     }
     bounds = RaftBounds(campaigns=1, prompt=True, configs=configs)
@@ -129,7 +129,7 @@ RAFT = (
             "elect c a; settle c a; command c; command c; lose; fill c; elect a b; settle a b; lose; "
             "beat a; settle a c",
         ),
-        limits={"nodeagent.raft.leader.SMALL_APPEND_BYTES": 0},
+        limits={"nodeagent.raft.appends.SMALL_APPEND_BYTES": 0},
     ),
     Scope(
         "a snapshot for a follower of a former leader",

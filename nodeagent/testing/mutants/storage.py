@@ -147,8 +147,8 @@ MUTANTS = (
     Mutant(
         "an image gets its name before it is durable",
         "storage/images.py",
-        "            file.sync()\n",
-        "",
+        "                self._pause()\n            file.sync()\n",
+        "                self._pause()\n",
     ),
     Mutant(
         "a damaged older image counts as one to fall back to",
