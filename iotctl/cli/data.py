@@ -30,6 +30,7 @@ from iotctl.playbook.traits import READS, WORKS, Traits, step
 app = typer.Typer(help="Write, read, import, export and delete rows.", no_args_is_help=True)
 
 ROWS_SHOWN = 1000
+TABLES_SHOWN = 10
 
 
 def _ttl(text: str) -> str:
@@ -195,7 +196,9 @@ def drop(
     rows = sum(n for c in counts if isinstance(n := c["rows"], int))
     what = f"drop table {group}.{names[0]}"
     if all_tables:
-        what = f"drop all {len(names)} tables of {group} ({', '.join(names)})"
+        more = len(names) - TABLES_SHOWN
+        listed = ", ".join(names[:TABLES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        what = f"drop all {len(names)} tables of {group} ({listed})"
     what += f" and delete {rows} rows" if rows else ""
     if dry_run:
         return session.output.would(what)

@@ -55,7 +55,9 @@ class CompactionCheck:
 
     def postpone(self, group: GroupId, key: Key, wait_ms: int) -> None:
         """Do not check the files of `key` for so long."""
-        self._not_before[group, key] = self._effects.now + wait_ms
+        now = self._effects.now
+        self._not_before = {k: until for k, until in self._not_before.items() if until > now}
+        self._not_before[group, key] = now + wait_ms
 
     def begin(self, replica: DataReplica, runs: Runs, then: Callable[[Runs], None]) -> None:
         """Check the runs, then call `then` with the intact ones if the replica still leads."""
@@ -128,7 +130,6 @@ class CompactionCheck:
                 self.postpone(replica.group, key, CHECK_AGAIN_MS)
             else:
                 replica.damaged.pop(key, None)
-                self._not_before.pop((replica.group, key), None)
                 intact[key] = run
         return intact
 

@@ -11,7 +11,7 @@ _REPLICATE = ProgressState.REPLICATE
 
 
 class Appends:
-    """What was made is valid until entries are appended or a read round begins; then call `clear`."""
+    """What was made is valid during one flush of the leader, which then calls `clear`."""
 
     __slots__ = ("_made", "_reads", "_state")
 

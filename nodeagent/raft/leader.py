@@ -263,8 +263,8 @@ class Leader:
             beat = True
         self.dirty = False
         touched, self.touched = self.touched, {}
-        self._appends.clear()
         appended = {p for p in touched if p in self.peers.progress and self._maybe_append(p)}
+        self._appends.clear()
         for peer in self.peers.direct:
             progress = self.peers.progress[peer]
             known = min(progress.match, state.commit)

@@ -149,7 +149,6 @@ class ManyNodes:
         self.host = open_host(life, Held({META: (log, msgspec.msgpack.encode(saved))}))
         self.now = 0
         self.spent = 0.0
-        self.sent = 0
         self._term = 0
         self._asked = 0
         self._arriving: list[tuple[NodeId, bytes]] = []
@@ -239,7 +238,6 @@ class ManyNodes:
             self._arriving += answers
             arrived, self._arriving = self._arriving[:ARRIVE_TOGETHER], self._arriving[ARRIVE_TOGETHER:]
             self._deliver(arrived)
-            self.sent += len(frames)
             if not (arrived or effects.persist or effects.jobs or effects.calls):
                 return
 

@@ -307,6 +307,18 @@ def test_files_that_a_member_is_still_making_are_checked_again_soon(monkeypatch:
     assert node.replica.state.compactions.active and not node.replica.trouble
 
 
+def test_only_keys_that_still_wait_are_remembered() -> None:
+    """Tables and partitions come and go; what waited in them once must not fill the memory."""
+    node = Node()
+    check = node.host.compactor._check
+    for number in range(50):
+        node.host.effects.now += 1_000
+        check.postpone(GROUP, (PartitionKey("sg", number, 0), "t"), 10_000)
+    assert len(check._not_before) <= 11
+    waits = [check.is_due(GROUP, (PartitionKey("sg", n, 0), "t")) for n in (0, 49)]
+    assert waits == [True, False]
+
+
 def test_a_replica_reports_whether_it_is_making_files() -> None:
     """A check or a checkpoint makes no files, and a failed merge may fail again."""
     node = Node()

@@ -291,6 +291,9 @@ def test_a_storage_group_is_dropped_with_all_its_tables(place: Path, cluster: Fa
     assert done.code == 0 and json.loads(done.out)["tables"] == ["n"], done.err
     assert [(t.storage_group, t.table) for t in cluster.tables] == [("root.b", "m")]
     assert iotctl(place, *words, "--all-tables", "--yes", cluster=cluster).code == Exit.INPUT
+    cluster.tables = [TableSchema("root.a", f"t{i:03}", 1, COLUMNS) for i in range(300)]
+    look = iotctl(place, *words, "--all-tables", "--dry-run", cluster=cluster)
+    assert "t009 and 290 more)" in look.out and "t010" not in look.out, "the question stays readable"
 
 
 def test_an_export_only_replaces_a_file_on_request(place: Path, cluster: FakeCluster) -> None:
