@@ -9,6 +9,7 @@ that lost its memory must not return under its old name.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeGuard
 
 from nodeagent.host.effect_queue import EffectQueue
@@ -23,6 +24,10 @@ from nodeagent.partition.ring import Ring, initial_ring
 ASK_AGAIN_MS = 300
 ASK_SELDOM_MS = 2_000
 """The interval once a meta replica exists and waits for its cluster."""
+
+ASKED_AT_ONCE = 4
+"""Questions without an answer at a time. Each is a TLS connection of its own: if twenty seeds on a small
+machine ask all others again and again, no handshake ends in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,12 @@ class Admission:
         self.effects = effects
         self._create = create
         self._answers: dict[NodeId, _Answer] = {}
+        self._asked: dict[NodeId, None] = {}
+        """Seeds that were asked, in the order of their last question."""
+
+        self._open: set[NodeId] = set()
+        """Seeds that have not answered the last question."""
+
         self.waiting_for: tuple[str, ...] = ()
         self._done = False
         self._ended = False
@@ -70,19 +81,27 @@ class Admission:
         """Ask the seeds repeatedly until `end`."""
         if self._ended:
             return
-        for seed in self._others():
-            self._ask(seed)
+        self._ask(self._others())
         self._decide()
         self.effects.later(ASK_SELDOM_MS if self._done else ASK_AGAIN_MS, self.start)
 
     def _others(self) -> list[Seed]:
         return [s for s in self.config.seeds if s.node != self.config.node]
 
-    def _ask(self, seed: Seed) -> None:
+    def _ask(self, seeds: list[Seed]) -> None:
+        """Ask as many of the seeds as allowed: first those that do not fit yet, then in turn."""
+        last = {node: number for number, node in enumerate(self._asked)}
+        waiting = [s for s in seeds if s.node not in self._open]
+        waiting.sort(key=lambda s: (self._fits(s), last.get(s.node, -1)))
         question = status_question(self.config, self.incarnation)
-        self.effects.call((seed.host, seed.port), question, lambda r: self._on_answer(seed, r))
+        for seed in waiting[: ASKED_AT_ONCE - len(self._open)]:
+            self._asked.pop(seed.node, None)
+            self._asked[seed.node] = None
+            self._open.add(seed.node)
+            self.effects.call((seed.host, seed.port), question, partial(self._on_answer, seed))
 
     def _on_answer(self, seed: Seed, reply: Reply) -> None:
+        self._open.discard(seed.node)
         if isinstance(reply, StatusChecked):
             self._answers[seed.node] = _Answer(reply, self._why_not(seed, reply))
             self._decide()
@@ -142,8 +161,7 @@ class Admission:
             Whether there are none.
         """
         missing = [s for s in self._others() if not self._fits(s)]
-        for seed in missing:
-            self._ask(seed)
+        self._ask(missing)
         return not missing
 
     def records(self) -> tuple[NodeRecord, ...]:
