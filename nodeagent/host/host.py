@@ -34,15 +34,17 @@ from nodeagent.host.own_membership import OwnMembership
 from nodeagent.host.peers import Peers
 from nodeagent.host.repair_areas import RepairAreas
 from nodeagent.host.repairs import Repairs
+from nodeagent.host.replica import Replica
 from nodeagent.host.replicas import Replicas
 from nodeagent.host.session_parts import SealWaits
 from nodeagent.host.status import Status
 from nodeagent.host.writer import FileWriter
+from nodeagent.model.features import Feature
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import JobResult
 from nodeagent.model.limits import APPLY_BYTES_PER_TURN, APPLY_ENTRIES_PER_TURN
 from nodeagent.model.membership import MembershipStatus
-from nodeagent.model.raft_messages import HeartbeatReply, Routed, VoteRequest
+from nodeagent.model.raft_messages import HeartbeatReply, RelayReport, Routed, VoteRequest
 from nodeagent.model.requests import Reply, Request
 
 DRIVE_MS = 100
@@ -133,6 +135,12 @@ class Host:
             replica = self.replicas.of(routed.group)
             if replica is not None:
                 replica.step(sender, routed.message)
+                if isinstance(routed.message, RelayReport) and replica.leads:
+                    self._heard_by_relay(replica, routed.message, now)
+
+    def _heard_by_relay(self, replica: Replica, report: RelayReport, now: int) -> None:
+        if report.term == replica.raft.term:
+            self.peers.heard |= {n: now for n in report.matches if n in self.peers.addresses}
 
     def on_request(self, token: int, request: Request, now: int, wall: int) -> None:
         self.effects.now, self.effects.wall = now, wall
@@ -189,6 +197,8 @@ class Host:
         self._drive_at = self.effects.now
         if self._bootstrap.is_due:
             self._bootstrap.propose()
+        if self.cluster.meta_replica is not None:
+            self.cluster.meta_replica.raft.relays = self.cluster.level >= Feature.RELAY
         self.peers.update_addresses()
         if self.cluster.id:
             self.admission.end()

@@ -25,7 +25,8 @@ class Peers:
         """(host, port) of every node that this node may have to reach; replaced as a whole on a change."""
 
         self.heard: dict[NodeId, int] = {}
-        """When a peer's last Raft messages came (ms); its requests and replies do not count."""
+        """When a peer's last Raft messages came (ms), or a follower reported that it heard the peer; requests
+        and replies do not count."""
 
         self.starts = Starts({})
         self.skewed: dict[NodeId, int] = {}

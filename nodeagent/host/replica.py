@@ -21,7 +21,13 @@ from nodeagent.model.errors import EntryFailed
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.limits import SMALL_APPEND_BYTES
-from nodeagent.model.raft_messages import AppendRequest, HeartbeatReply, RaftMessage, SnapshotOffer
+from nodeagent.model.raft_messages import (
+    AppendRequest,
+    HeartbeatReply,
+    RaftMessage,
+    RelayedAppend,
+    SnapshotOffer,
+)
 from nodeagent.model.space import Room
 from nodeagent.raft.ready import Ready
 
@@ -119,7 +125,7 @@ class Replica:
     # --- input -------------------------------------------------------------------------------------
 
     def step(self, sender: NodeId, message: RaftMessage) -> None:
-        if isinstance(message, AppendRequest):
+        if isinstance(message, AppendRequest | RelayedAppend):
             if self.condition.installing is not None:
                 return  # the log must not change until the new state is in place
             if self.raft.room >= Room.FULL and sum(len(e.data) for e in message.entries) > SMALL_APPEND_BYTES:
@@ -131,7 +137,7 @@ class Replica:
     def _is_ignored_when_stopped(self, message: RaftMessage) -> bool:
         """Whether a stopped replica ignores the message: its log is never purged and must stay bounded, and a
         state made by another release must not replace its own."""
-        if isinstance(message, AppendRequest):
+        if isinstance(message, AppendRequest | RelayedAppend):
             return self.context.log_bytes() >= limits.STOPPED_LOG_BYTES_MAX
         return isinstance(message, SnapshotOffer)
 

@@ -34,6 +34,9 @@ class Feature(IntEnum):
     REASONS = 2
     """A drain says whether a rolling restart asked for it; the error of an operation names its group."""
 
+    RELAY = 2
+    """Followers of the meta group send committed entries to learners (`raft.relay`)."""
+
     RECOVERY_IN_CHANGE = 2
     """An entry forces the recovery of data groups while a change is open."""
 

@@ -4,10 +4,14 @@ pre-vote (`VoteRequest`, `VoteReply`).
 The group is sent beside the message (`Routed`); the sender is the authenticated peer.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from nodeagent.model.bounds import Count, Name, Term, Time
 from nodeagent.model.entries import Base, Entry
+from nodeagent.model.limits import NODES_MAX
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
@@ -112,6 +116,29 @@ class ReadReply(_Message, tag=10, frozen=True):
     ok: bool
 
 
+class RelayedAppend(_Message, tag=11, frozen=True):
+    """Committed entries that a follower of `leader` sends to a learner (`raft.relay`), as an `AppendRequest`.
+
+    `commit` is at least the index of the last entry. `addition` is the log index of the sender's config, or a
+    later one that it had the same config at; the `AppendReply` goes to the sender and echoes it.
+    """
+
+    leader: Name
+    prev_index: Count
+    prev_term: Term
+    commit: Count
+    entries: list[Entry]
+    addition: Count
+
+
+class RelayReport(_Message, tag=12, frozen=True):
+    """A follower tells the leader to which learners it relays: learner -> an index up to which the learner's
+    durable log equals the leader's. They answered appends with `config_index` as their `addition`."""
+
+    config_index: Count
+    matches: Annotated[dict[Name, Count], Meta(max_length=NODES_MAX)]
+
+
 RaftMessage = (
     AppendRequest
     | AppendReply
@@ -123,6 +150,8 @@ RaftMessage = (
     | SnapshotOffer
     | ReadRequest
     | ReadReply
+    | RelayedAppend
+    | RelayReport
 )
 
 

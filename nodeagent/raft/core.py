@@ -14,6 +14,8 @@ from nodeagent.model.raft_messages import (
     RaftMessage,
     ReadReply,
     ReadRequest,
+    RelayedAppend,
+    RelayReport,
     SnapshotOffer,
     TimeoutNow,
     VoteReply,
@@ -66,9 +68,16 @@ class Raft(Roles):
             if lead is not None:
                 lead.on_append_reply(sender, message)
                 self._maybe_retire(lead)
+            elif self._relay is not None:
+                self._relay.on_reply(sender, message)
         elif isinstance(message, HeartbeatReply):
             if lead is not None:
                 lead.on_heartbeat_reply(sender, message)
+        elif isinstance(message, RelayedAppend):
+            self._on_relayed(sender, message)
+        elif isinstance(message, RelayReport):
+            if lead is not None:
+                lead.peers.relayed(message.matches, message.config_index)
         elif isinstance(message, VoteRequest):
             self._on_vote_request(sender, message)
         elif isinstance(message, VoteReply):
@@ -114,6 +123,7 @@ class Raft(Roles):
             on_append(self, sender, message)
         elif isinstance(message, Heartbeat):
             on_heartbeat(self, sender, message)
+            self._relay_heartbeat(sender)
         else:
             on_offer(self, sender, message)
 
@@ -257,7 +267,7 @@ class Raft(Roles):
             self.commit = max(self.commit, base.index)
             self.handed_out = max(applied, base.index)
         if self._lead is None and self.leader is not None:
-            self.accept(self.leader, self.commit, 0)
+            self.accept(self.leader, self.commit, 0, self.addition)
 
     # Results
 
@@ -284,6 +294,7 @@ class Raft(Roles):
             or self.unwritten is not None
             or self.hard_changed
             or (lead is not None and lead.dirty)
+            or (self._relay is not None and self._relay.dirty)
             or (to_apply and self.commit > handed_out and self.durability.index > handed_out)
             or self.reads_done
             or self.reads_failed
@@ -306,6 +317,8 @@ class Raft(Roles):
         elif self._forwarded.waiting and self.leader is not None:
             number = self._forwarded.send(self.clock + self.settings.election_timeout_ms)
             self.now.append((self.leader, ReadRequest(self.term, number)))
+        if self._relay is not None and self._relay.dirty:
+            self._relay.flush()
         ready = Ready(
             now=self.now,
             after=self.after,

@@ -10,6 +10,7 @@ from nodeagent.model.raft_messages import (
     RaftMessage,
     ReadReply,
     ReadRequest,
+    RelayedAppend,
     SnapshotOffer,
     VoteReply,
     VoteRequest,
@@ -17,8 +18,9 @@ from nodeagent.model.raft_messages import (
 from nodeagent.raft.state import State
 
 
-def on_append(state: State, leader: NodeId, request: AppendRequest) -> None:
+def on_append(state: State, sender: NodeId, request: AppendRequest | RelayedAppend) -> None:
     """Accept the entries if the logs match at `prev_index`, otherwise reply where they might match."""
+    read = request.read if isinstance(request, AppendRequest) else 0
     log = state.log
     prev, entries = request.prev_index, request.entries
     end = prev + len(entries)
@@ -28,24 +30,22 @@ def on_append(state: State, leader: NodeId, request: AppendRequest) -> None:
         prev = state.commit
         end = max(end, prev)
     elif log.term(prev) != request.prev_term:
-        _reject(state, leader, request)
+        _reject(state, sender, request, read)
         return
     if entries:
         _store(state, prev, entries)
     # Commit and accept no further than `end`: our later entries may be an old leader's (copycat #265).
     state.commit_to(min(request.commit, end))
-    state.accept(leader, end, request.read)
+    state.accept(sender, end, read, request.addition)
 
 
-def _reject(state: State, leader: NodeId, request: AppendRequest) -> None:
+def _reject(state: State, sender: NodeId, request: AppendRequest | RelayedAppend, read: int) -> None:
     log = state.log
     hint = log.last_not_after(request.prev_index, request.prev_term)
     hint_term = log.term(hint)
-    assert hint_term is not None, f"{state.node}: leader {leader} disagrees below our base {log.base.index}"
-    reply = AppendReply(
-        state.term, False, request.prev_index, hint, hint_term, request.read, request.addition
-    )
-    state.after.append((leader, reply))
+    assert hint_term is not None, f"{state.node}: {sender} disagrees below our base {log.base.index}"
+    reply = AppendReply(state.term, False, request.prev_index, hint, hint_term, read, request.addition)
+    state.after.append((sender, reply))
 
 
 def _store(state: State, prev: int, entries: list[Entry]) -> None:
@@ -75,7 +75,7 @@ def on_heartbeat(state: State, leader: NodeId, beat: Heartbeat) -> None:
 def on_offer(state: State, leader: NodeId, offer: SnapshotOffer) -> None:
     """Pass the offer to the caller, or acknowledge it if this replica already holds the state."""
     if offer.base.index <= state.commit:
-        state.accept(leader, state.commit, 0)
+        state.accept(leader, state.commit, 0, offer.addition)
     else:
         state.offer = (leader, offer)
 
@@ -96,7 +96,7 @@ def answer_stale(state: State, sender: NodeId, message: RaftMessage) -> None:
 
     Without this, a node that was partitioned off and has a higher term could never rejoin its group.
     """
-    if isinstance(message, AppendRequest):
+    if isinstance(message, AppendRequest | RelayedAppend):
         state.after.append((sender, AppendReply(state.term, False, message.prev_index)))
     elif isinstance(message, Heartbeat | SnapshotOffer):
         state.after.append((sender, HeartbeatReply(state.term)))

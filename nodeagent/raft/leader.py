@@ -2,7 +2,8 @@
 
 Appends are built when the Ready is taken, one per peer, from all that was proposed until then. If a group has
 many learners, they get entries once these are committed, together with the commit index: each commit then
-costs one append per learner, and nothing else does work for all of them (`Peers.paced`).
+costs one append per learner, and nothing else does work for all of them (`Peers.paced`). Followers send them
+these appends if they can (`relay`).
 """
 
 from collections.abc import Iterable
@@ -229,7 +230,7 @@ class Leader:
             return
         assert state.log.term(index) == state.term, (index, state.term)
         state.commit_to(index)
-        self._touch(self.peers.paced)
+        self._touch(self.peers.unrelayed)
         self._owe_news()
         if self.reads.waiting:
             self.dirty = True  # reads may start after the first commit of the term
@@ -279,7 +280,7 @@ class Leader:
     def _maybe_append(self, peer: NodeId) -> bool:
         """Send an append if one is due; returns whether it was sent."""
         progress = self.peers.progress[peer]
-        if progress.state is _SNAPSHOT or progress.paused:
+        if progress.state is _SNAPSHOT or progress.paused or progress.is_relayed:
             return False
         last = self._end(progress)
         carries = self._appends.may_carry(progress, last)

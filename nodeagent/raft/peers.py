@@ -1,16 +1,22 @@
 """The other members of the group, as their leader sees them: progress, quorum, room on their disks."""
 
+from collections import deque
+from collections.abc import Mapping
+
 from nodeagent.model import limits
 from nodeagent.model.ids import NodeId
 from nodeagent.model.space import Room
 from nodeagent.raft.progress import Progress, ProgressState
 from nodeagent.raft.state import PeerStatus, State
+from nodeagent.raft.turns import Turns
+
+COMMITS_KEPT = 4
 
 
 class Peers:
     """Progress of every member except the leader; follows the newest config."""
 
-    __slots__ = ("_beaten", "_state", "commits", "direct", "names", "paced", "progress")
+    __slots__ = ("_state", "_turns", "commits", "direct", "names", "paced", "progress", "unrelayed")
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -25,11 +31,13 @@ class Peers:
         """The other peers: learners, if there are many. They get entries once these are committed, and
         heartbeats in turn."""
 
-        self.commits = (state.commit, state.commit)
-        """The commit index at the heartbeat before the last one, and at the last one."""
+        self.commits = deque([state.commit] * COMMITS_KEPT, COMMITS_KEPT)
+        """The commit index at the last heartbeats; the newest is the last item."""
 
-        self._beaten = 0
-        """Position in `paced` of the peer that gets the next heartbeat."""
+        self._turns = Turns(state.settings)
+
+        self.unrelayed: dict[NodeId, None] = {}
+        """The paced peers to which no follower relays."""
 
         self.update()
 
@@ -46,20 +54,46 @@ class Peers:
         self.direct = [p for p in self.names if p in voters] if self.paced else self.names
         for peer in self.names:
             self.progress[peer].is_paced = bool(self.paced) and peer not in voters
+        for peer in self.direct:
+            self.progress[peer].end_relay()
+        self.unrelayed = {p: None for p in self.paced if not self.progress[p].is_relayed}
+        self._turns.names = self.paced
 
     def next_to_beat(self) -> list[NodeId]:
-        """The peers that get the heartbeat that is due: the direct ones, and as many others, in turn, as it
-        takes to reach each of them `PACED_HEARTBEATS` times per election timeout."""
-        paced, settings = self.paced, self._state.settings
-        self.commits = (self.commits[1], self._state.commit)
-        if not paced:
-            return self.names
-        count = -(
-            -len(paced) * limits.PACED_HEARTBEATS * settings.heartbeat_ms // settings.election_timeout_ms
-        )
-        first = self._beaten % len(paced)
-        self._beaten = first + count
-        return self.direct + (paced * 2)[first : first + min(count, len(paced))]
+        """The peers that get the heartbeat that is due: the direct ones, and those of the others whose turn
+        it is, except those that a relay has reported lately. The relay sends these what they need."""
+        self.commits.append(self._state.commit)
+        return self.direct + [
+            peer for peer in self._turns.next(self._state.settings.heartbeat_ms) if self._is_own(peer)
+        ]
+
+    def _is_own(self, peer: NodeId) -> bool:
+        """Whether the leader sends to this paced peer; it does if no relay has reported the peer lately."""
+        progress = self.progress[peer]
+        if progress.relayed_until is not None:
+            if self._state.clock < progress.relayed_until:
+                return False
+            progress.end_relay()
+            self.unrelayed[peer] = None
+        return True
+
+    def relayed(self, matches: Mapping[NodeId, int], config_index: int) -> None:
+        """A follower relays to these peers, which hold everything up to the given indexes.
+
+        A peer that lacks what was committed `COMMITS_KEPT` heartbeats ago stays with the leader: the relay
+        itself may have stopped to advance.
+        """
+        state = self._state
+        settings = state.settings
+        until = state.clock + max(settings.election_timeout_ms // 2, 3 * settings.heartbeat_ms)
+        for peer, match in matches.items():
+            progress = self.progress.get(peer)
+            if progress is None or not progress.is_paced or config_index < progress.addition:
+                continue
+            if match >= self.commits[0]:
+                progress.active = True
+                progress.relayed(min(match, state.commit), until)
+                self.unrelayed.pop(peer, None)
 
     def has_quorum(self) -> bool:
         """Whether a quorum answered since the last call."""
@@ -75,9 +109,9 @@ class Peers:
         the commit, must hold those that were committed one to two heartbeats ago: under a steady load it
         never holds all of them."""
         progress = self.progress.get(peer)
-        if progress is None or progress.state is not ProgressState.REPLICATE:
+        if progress is None or not (progress.is_relayed or progress.state is ProgressState.REPLICATE):
             return False
-        return progress.match >= (self.commits[0] if progress.is_paced else self._state.commit)
+        return progress.held >= (self.commits[-2] if progress.is_paced else self._state.commit)
 
     def voters_low_on_space(self) -> list[NodeId]:
         """Other voters whose disks are nearly full."""
@@ -94,4 +128,7 @@ class Peers:
         return [peer for peer in self.names if self.progress[peer].forgot]
 
     def statuses(self) -> dict[NodeId, PeerStatus]:
-        return {peer: PeerStatus(self.progress[peer].match, self.progress[peer].state) for peer in self.names}
+        return {peer: self._status(self.progress[peer]) for peer in self.names}
+
+    def _status(self, progress: Progress) -> PeerStatus:
+        return PeerStatus(progress.held, ProgressState.REPLICATE if progress.is_relayed else progress.state)

@@ -44,6 +44,8 @@ class Progress:
         "offer",
         "paused",
         "read_round",
+        "relayed_match",
+        "relayed_until",
         "room",
         "state",
     )
@@ -86,6 +88,14 @@ class Progress:
         self.room: int | None = None
         """Room on the follower's disk as last reported (`model.space.Room`); None before the first report."""
 
+        self.relayed_match = 0
+        """What the follower held according to a relay's last report (`raft.relay`). It does not count for a
+        commit."""
+
+        self.relayed_until: int | None = None
+        """The follower gets its entries from a relay, until this time if no further report comes; None if it
+        gets them from this leader."""
+
         self.moved_at = now
         """When appends to the follower last made progress or were last retried."""
 
@@ -94,6 +104,15 @@ class Progress:
         """(last index, bytes) of each unacknowledged append."""
 
         self.inflight_bytes = 0
+
+    @property
+    def is_relayed(self) -> bool:
+        return self.relayed_until is not None
+
+    @property
+    def held(self) -> int:
+        """Highest index that the follower holds, according to its own answers or to its relay."""
+        return max(self.match, self.relayed_match) if self.is_relayed else self.match
 
     @property
     def is_full(self) -> bool:
@@ -147,6 +166,22 @@ class Progress:
         self.next = max(self.match + 1, min(prev, hint + 1))
         self.paused = False
         return True
+
+    def relayed(self, match: int, until: int) -> None:
+        """A relay reports that the follower holds everything up to `match` and gets its entries from it."""
+        if not self.is_relayed:
+            self.become_probe(self.next)
+        self.relayed_match = match
+        self.relayed_until = until
+
+    def end_relay(self) -> None:
+        """From now on, this leader sends the follower its entries. If the relay's last report is wrong by
+        now, the follower refuses the first append."""
+        if self.is_relayed:
+            self.next = self.held + 1
+            self.commit_sent = 0
+            self._clear(ProgressState.REPLICATE)
+            self.relayed_until = None
 
     def become_probe(self, next_index: int) -> None:
         self._clear(ProgressState.PROBE)

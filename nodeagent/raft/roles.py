@@ -13,12 +13,14 @@ from nodeagent.model.config import RaftSettings
 from nodeagent.model.entries import Config, HardState
 from nodeagent.model.errors import NotLeader, Refused
 from nodeagent.model.ids import NodeId
-from nodeagent.model.raft_messages import VoteReply, VoteRequest
+from nodeagent.model.raft_messages import RelayedAppend, VoteReply, VoteRequest
 from nodeagent.raft.candidate import Ballot, answer_pre_vote, answer_vote
+from nodeagent.raft.follower import on_append
 from nodeagent.raft.leader import Leader
 from nodeagent.raft.log import RaftLog
 from nodeagent.raft.quorum import Verdict
 from nodeagent.raft.reads import ForwardedReads
+from nodeagent.raft.relay import Relay, share_of
 from nodeagent.raft.state import Role, State
 
 _READ_NUMBERS = 1 << 52
@@ -36,6 +38,7 @@ class Roles(State):
         "_lead",
         "_random",
         "_refused_shorter",
+        "_relay",
         "passive",
     )
 
@@ -59,6 +62,7 @@ class Roles(State):
         self._random = random
         self._lead: Leader | None = None
         self._ballot: Ballot | None = None
+        self._relay: Relay | None = None
         self._forwarded = ForwardedReads(int(random() * _READ_NUMBERS))
         self._contact_at: int | None = None
         """When the leader of this term was last heard."""
@@ -197,6 +201,7 @@ class Roles(State):
     def _follow(self, leader: NodeId | None) -> None:
         """Note the current leader; fail the reads that were sent to a former leader."""
         if leader != self.leader:
+            self._relay = None
             self.leader = leader
             self._contact_at = None
             self.reads_failed.extend(self._forwarded.drain())
@@ -207,6 +212,30 @@ class Roles(State):
         if lead.retired:
             lead.flush()
             self._become_follower(self.term, None)
+
+    # Relays
+
+    def _relay_heartbeat(self, leader: NodeId) -> None:
+        """Relay to this replica's share of the learners, if it has any."""
+        relay, config = self._relay, self.log.config
+        if relay is None or relay.term != self.term or relay.config is not config:
+            share = share_of(self.node, leader, config) if self.relays else []
+            self._relay = relay = Relay(self, leader, share) if share else None
+        if relay is not None:
+            relay.beat()
+
+    def _on_relayed(self, relay: NodeId, message: RelayedAppend) -> None:
+        """A voter, and a replica that does not know the group's config, only listen to the leader itself."""
+        voters = self.log.config.voters
+        if not voters or self.node in voters or self._lead is not None:
+            return
+        assert self.leader in (None, message.leader), f"{message.leader} and {self.leader} lead {self.term}"
+        if self.role is not Role.FOLLOWER:
+            self._become_follower(self.term, message.leader)
+        elif self.leader is None:
+            self._follow(message.leader)
+        self._heard_leader()
+        on_append(self, relay, message)
 
     # Leadership
 

@@ -66,6 +66,7 @@ class State:
         "offer",
         "reads_done",
         "reads_failed",
+        "relays",
         "role",
         "room",
         "settings",
@@ -102,6 +103,9 @@ class State:
 
         self.room = 0
         """Room on this node's disk, set by the caller; followers report it (`HeartbeatReply`)."""
+
+        self.relays = False
+        """Whether followers relay entries to learners, set by the caller: every member must support it."""
 
         self.stirred = True
         """Whether an event happened since `is_ready` last found nothing to take; if not, there still is
@@ -141,14 +145,18 @@ class State:
             assert index <= self.log.last_index, (index, self.log.last_index)
             self.commit = index
 
-    def accept(self, leader: NodeId, match: int, read: int) -> None:
+    def accept(self, sender: NodeId, match: int, read: int, addition: int) -> None:
         """Acknowledge everything up to `match`. Replaces an earlier acknowledgement that is not taken yet."""
         if self.after:
             to, last = self.after[-1]
-            if to == leader and isinstance(last, AppendReply) and last.accepted and last.term == self.term:
+            if (
+                isinstance(last, AppendReply)
+                and last.accepted
+                and (to, last.term, last.addition) == (sender, self.term, addition)
+            ):
                 match, read = max(match, last.match), max(read, last.read)
                 self.after.pop()
-        self.after.append((leader, AppendReply(self.term, True, match, read=read, addition=self.addition)))
+        self.after.append((sender, AppendReply(self.term, True, match, read=read, addition=addition)))
 
     def _stir(self, now: int) -> None:
         """Note that an event has happened, so that there may be something to take."""

@@ -123,7 +123,10 @@ class Groups:
 
     no_room = ""
 
-    def __init__(self, owner: Owner, rng: random.Random, now: int, settings: RaftSettings) -> None:
+    def __init__(
+        self, owner: Owner, rng: random.Random, now: int, settings: RaftSettings, *, relays: bool = False
+    ) -> None:
+        self.relays = relays
         self.effects = EffectQueue(now, 0, owner)
         self.outbox = Outbox()
         self.data: dict[GroupId, TallyReplica] = {}
@@ -160,6 +163,7 @@ class Groups:
         node = self.effects.owner.node
         raft = Raft(node, log, hard, self._settings, self._rng.random, self.effects.now, state.applied)
         raft.room = self.effects.space.room
+        raft.relays = self.relays
         replica = self.data[group] = TallyReplica(
             group, raft, self.effects, self.outbox, state, lambda: f"{self._rng.getrandbits(128):032x}"
         )
@@ -287,6 +291,9 @@ class GroupNode(Machine):
     def __init__(self, sim: "Sim[GroupNode]", node: NodeId, settings: RaftSettings) -> None:
         super().__init__(sim, node)
         self.settings = settings
+        self.relays = False
+        """Whether followers relay entries to learners."""
+
         self.upkeep_ms = max(UPKEEP_MS, 2 * settings.heartbeat_ms)
         self.founded: set[GroupId] = set()
         """Groups for which it has made promises: they are not created again, whatever is lost."""
@@ -294,7 +301,7 @@ class GroupNode(Machine):
     def _open_host(self, recovered: Recovered) -> None:
         owner = Owner(self.node, self.incarnation, self.identity.start)
         rng = random.Random(self.sim.rng.getrandbits(64))
-        host = self.host = Groups(owner, rng, self.now, self.settings)
+        host = self.host = Groups(owner, rng, self.now, self.settings, relays=self.relays)
         host.damaged = {d.group: d.message for d in recovered.damaged}
         host.left = dict(recovered.left)
         known = self.disk.listdir(layout.GROUPS) if self.disk.exists(layout.GROUPS) else []

@@ -264,8 +264,9 @@ class RaftSafety:
             assert lead is not None
             for voter in set(config.voters) - set(before.voters):
                 was_paced = len(before.learners) > limits.DIRECT_LEARNERS_MAX
-                needed = lead.peers.commits[0] if was_paced else raft.commit
-                held = lead.peers.progress[voter].match
+                needed = lead.peers.commits[-2] if was_paced else raft.commit
+                progress = lead.peers.progress[voter]
+                held = max(progress.match, progress.relayed_match)
                 assert held >= needed, f"S12: {voter} votes in {replica.group} before it caught up"
 
     def _commits(self, node: Machine, replica: Replica) -> None:

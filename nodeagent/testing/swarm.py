@@ -96,11 +96,13 @@ class Swarm:
         plan.kinds |= draw_stragglers(rng)
         if rng.random() < 0.5:
             plan.hasten()
-        plan.limits["nodeagent.model.limits.DIRECT_LEARNERS_MAX"] = rng.choice([0, 16])
+        direct = plan.limits["nodeagent.model.limits.DIRECT_LEARNERS_MAX"] = rng.choice([0, 16])
+        plan.relays = direct == 0 and rng.random() < 0.5
         return plan
 
     def _new_machine(self, name: str) -> GroupNode:
         node = self.sim.nodes[name] = GroupNode(self.sim, name, self.plan.settings)
+        node.relays = self.plan.relays
         node.segment_bytes = self.plan.segment_bytes
         node.disk.capacity_bytes = self.plan.disk_bytes
         if "drift" in self.plan.kinds:
@@ -223,7 +225,7 @@ class Swarm:
         elif bad and len(voters) > max(1, self.plan.voters - 1):
             voters.remove(bad[0])
             self.left.add((group, bad[0]))
-        elif ready and (bad or self.rng.random() < 0.5):
+        elif ready and (bad or self.rng.random() < (0.05 if self.plan.relays else 0.5)):
             learners.remove(ready[0])
             voters.append(ready[0])
         elif bad or ("member" in self.plan.kinds and self.rng.random() < 0.3):

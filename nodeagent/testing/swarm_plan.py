@@ -36,6 +36,9 @@ class Plan:
     limits: dict[str, int]
     """Values for limits in the code, by the name that the code reads."""
 
+    relays: bool = False
+    """Whether followers relay entries to learners."""
+
     @classmethod
     def draw(cls, rng: random.Random) -> "Plan":
         voters = rng.choice([1, 2, 3, 3, 3, 3, 4, 5, 5, 5, 7])

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 
 from nodeagent.model.config import RaftSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
-from nodeagent.model.raft_messages import AppendReply, RaftMessage, VoteReply, VoteRequest
+from nodeagent.model.raft_messages import (
+    AppendReply,
+    RaftMessage,
+    RelayReport,
+    VoteReply,
+    VoteRequest,
+)
 from nodeagent.raft import Raft, RaftLog, Ready, Role
 
 SETTINGS = RaftSettings(heartbeat_ms=10, election_timeout_ms=100, commit_news_ms=0)
@@ -75,6 +81,7 @@ class Node:
         self.raft = Raft(
             self.name, log, self.disk.hard, self.cluster.settings, draw, self.cluster.clock, self.disk.applied
         )
+        self.raft.relays = self.cluster.relays
         self.pending: deque[Ready] = deque()
         self.applied = max(self.disk.applied, self.disk.base.index)
         self.read_floors: dict[int, int] = {}
@@ -144,9 +151,17 @@ class Node:
                 said = history.entries.setdefault((index, entry.term), (before, entry.data))
                 assert said == (before, entry.data), f"S2: two entries at {index} of term {entry.term}"
                 before = entry.term
+        for _, message in ready.now:
+            if isinstance(message, RelayReport):
+                self.check_report(message)
         for context, index in ready.reads:
             floor = self.read_floors.pop(context)
             assert index >= floor, f"S6: stale read at {index}, {floor} was committed"
+
+    def check_report(self, report: RelayReport) -> None:
+        for learner, match in report.matches.items():
+            disk = self.cluster.nodes[learner].disk
+            assert match <= disk.base.index + len(disk.entries), f"{learner} does not hold {match}"
 
     def check_promises(self, messages: list[tuple[str, RaftMessage]]) -> None:
         last = self.disk.base.index + len(self.disk.entries)
@@ -173,7 +188,9 @@ class Cluster:
         spare: str = "",
         seed: int = 0,
         settings: RaftSettings = SETTINGS,
+        relays: bool = False,
     ) -> None:
+        self.relays = relays
         self.random = random.Random(seed)
         self.settings = settings
         self.clock = 0

@@ -23,6 +23,7 @@ class Chaos:
         size = 3 + seed % 3
         settings = replace(SETTINGS, commit_news_ms=(0, 4, 30)[seed % 7 % 3])
         self.cluster = Cluster("abcde"[:size], spare="xyz", seed=seed, settings=settings)
+        self.cluster.relays = seed % 2 == 0
         self.random = self.cluster.random
         self.loss = self.random.choice([0.0, 0.05, 0.2])
         self.repeat = self.random.choice([0.0, 0.1, 0.3])

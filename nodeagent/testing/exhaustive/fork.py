@@ -22,6 +22,7 @@ DROPPED = frozenset(
         "_random",
         "_reported",
         "clock",
+        "commits",
         "deadline",
         "heartbeat_at",
         "news_at",

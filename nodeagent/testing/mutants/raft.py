@@ -25,9 +25,51 @@ MUTANTS = (
     ),
     Mutant(
         "some of many learners get no heartbeat",
+        "raft/turns.py",
+        "self._at = first + count",
+        "self._at = first",
+    ),
+    Mutant(
+        "a relay sends entries that are not committed",
+        "raft/relay.py",
+        "entries = log.slice(after + 1, commit, APPEND_BYTES_MAX) if commit > after else []",
+        "entries = log.slice(after + 1, log.last_index, APPEND_BYTES_MAX)",
+    ),
+    Mutant(
+        "a relay sends entries to learners that refuse them",
+        "raft/relay.py",
+        "            self._steps.pop(peer, None)\n            self._kept_up",
+        "            self._kept_up",
+    ),
+    Mutant(
+        "a relay that stands still keeps its learners",
         "raft/peers.py",
-        "self._beaten = first + count",
-        "self._beaten = first",
+        "            if match >= self.commits[0]:\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "a relay counts answers to appends of an earlier config",
+        "raft/relay.py",
+        "if peer not in self._share or reply.addition != self._config_index:",
+        "if peer not in self._share:",
+    ),
+    Mutant(
+        "the leader counts reports on a former member of the same name",
+        "raft/peers.py",
+        " or not progress.is_paced or config_index < progress.addition:",
+        " or not progress.is_paced:",
+    ),
+    Mutant(
+        "the leader never takes a learner back from its relay",
+        "raft/peers.py",
+        "            if self._state.clock < progress.relayed_until:\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "a voter takes a relay for its leader",
+        "raft/roles.py",
+        "if not voters or self.node in voters or self._lead is not None:",
+        "if not voters or self._lead is not None:",
     ),
     Mutant(
         "one vote too few wins",
@@ -102,8 +144,8 @@ MUTANTS = (
     Mutant(
         "a follower acknowledges its own last index",
         "raft/follower.py",
-        "state.accept(leader, end, request.read)",
-        "state.accept(leader, log.last_index, request.read)",
+        "state.accept(sender, end, read, request.addition)",
+        "state.accept(sender, log.last_index, read, request.addition)",
         breaks="S6",
     ),
     Mutant(
@@ -116,8 +158,8 @@ MUTANTS = (
     Mutant(
         "an offered base within the log counts as held",
         "raft/follower.py",
-        "    if offer.base.index <= state.commit:\n        state.accept(leader, state.commit, 0)",
-        "    if offer.base.index <= state.log.last_index:\n        state.accept(leader, offer.base.index, 0)",
+        "    if offer.base.index <= state.commit:\n        state.accept(leader, state.commit, 0, offer.addition)",
+        "    if offer.base.index <= state.log.last_index:\n        state.accept(leader, offer.base.index, 0, offer.addition)",
         breaks="S16",
     ),
     Mutant(
