@@ -59,6 +59,15 @@ def leader(
     return raft
 
 
+def leader_of(learners: str) -> Raft:
+    """`a` leads b, c and the learners, which all hold its no-op."""
+    raft = leader(learners=learners)
+    for peers in ("bc", learners):
+        hold(raft, peers, 1)
+        flush(raft)
+    return raft
+
+
 def hold(raft: Raft, peers: str, match: int, read: int = 0) -> None:
     """`peers` answer that they hold everything up to `match`."""
     for peer in peers:

@@ -10,7 +10,7 @@ from nodeagent.model.raft_messages import AppendReply, AppendRequest, Heartbeat,
 from nodeagent.raft import Raft
 
 from .network import SETTINGS
-from .single import flush, hold, leader, sent
+from .single import flush, hold, leader_of, sent
 
 LEARNERS = "defghijk"
 
@@ -19,12 +19,7 @@ LEARNERS = "defghijk"
 def raft(monkeypatch: pytest.MonkeyPatch) -> Raft:
     """It leads b and c, and more learners than are direct; all hold its no-op."""
     monkeypatch.setattr("nodeagent.model.limits.DIRECT_LEARNERS_MAX", len(LEARNERS) - 1)
-    raft = leader(learners=LEARNERS)
-    hold(raft, "bc", 1)
-    flush(raft)
-    hold(raft, LEARNERS, 1)
-    flush(raft)
-    return raft
+    return leader_of(LEARNERS)
 
 
 def test_learners_get_entries_once_they_are_committed(raft: Raft) -> None:
