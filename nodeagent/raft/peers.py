@@ -11,6 +11,7 @@ from nodeagent.raft.state import PeerStatus, State
 from nodeagent.raft.turns import Turns
 
 COMMITS_KEPT = 4
+"""A relay and its learners may be behind by what was committed during so many heartbeats."""
 
 
 class Peers:
@@ -80,8 +81,8 @@ class Peers:
     def relayed(self, matches: Mapping[NodeId, int], config_index: int) -> None:
         """A follower relays to these peers, which hold everything up to the given indexes.
 
-        A peer that lacks what was committed `COMMITS_KEPT` heartbeats ago stays with the leader: the relay
-        itself may have stopped to advance.
+        A peer that lacks the oldest of `commits` stays with the leader: the relay itself may no longer
+        advance.
         """
         state = self._state
         settings = state.settings
