@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from iotctl.demo.generate import TABLE, TAG
+from iotctl.observe.cluster import CALL_TIMEOUT_S
 from nodeagent.log.record import Block, RowKind
 from nodeagent.log.scan import scan_segment
 from nodeagent.model.errors import Damaged, NodeAgentError
@@ -17,7 +18,7 @@ from nodeagent.model.files import FileMeta, ScanSpec
 from nodeagent.model.requests import ErrorReply, RowsScanned, ScanRows
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, flip
-from tests.waiting import until
+from tests.waiting import BUSY_FACTOR, until
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
 
@@ -44,9 +45,8 @@ def _scan_of(world: World, node: str, group: str, meta: FileMeta) -> RowsScanned
     spec = ScanSpec(schema, None, meta.time_min, meta.time_max)
     slots = ((meta.slot, meta.slot + 1),)
     try:
-        reply = world.cluster.call(
-            node, ScanRows(group, meta.partition.storage_group, spec, "weak", slots=slots)
-        )
+        scan = ScanRows(group, meta.partition.storage_group, spec, "weak", slots=slots)
+        reply = world.cluster.call(node, scan, timeout_s=CALL_TIMEOUT_S * BUSY_FACTOR)
     except NodeAgentError as error:
         return error
     assert not isinstance(reply, ErrorReply)

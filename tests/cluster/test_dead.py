@@ -25,9 +25,14 @@ def world(make_world: MakeWorld) -> Iterator[World]:
     yield world
 
 
-def remove_dead(world: World, *words: str) -> None:
-    """The command is refused while the node was heard from recently, and succeeds after enough silence."""
+def remove_dead(world: World, killed_at: float, *words: str) -> None:
+    """The command is refused while the node was heard from recently, and succeeds after enough silence.
+
+    On a busy machine, enough silence may have passed since `killed_at` before the first command asks for it.
+    """
     said = world.iotctl("cluster", *words, "--dead", "--confirm", "plant")
+    if said.code == 0 and time.monotonic() - killed_at >= SILENT_MS / 1000:
+        return
     assert said.code == 5 and "is not dead" in said.err, said.err
     time.sleep(SILENT_MS / 1000)
     said = world.iotctl("cluster", *words, "--dead", "--confirm", "plant")
@@ -54,8 +59,9 @@ def test_a_member_lost_during_a_change_is_removed_after_the_change(world: World)
     world.reconnect()
     victim = record.created_members[1]
     assert world.fleet.kill(victim)
+    killed_at = time.monotonic()
     control(world.cluster, operation, "resume", "tester")
-    remove_dead(world, "remove-node", victim)
+    remove_dead(world, killed_at, "remove-node", victim)
     amended = world.operation(operation)
     assert amended is not None and amended.stage is Stage.DONE and amended.dead == [victim]
     assert victim not in world.cluster.meta().ring and victim not in world.fleet.spec_path.read_text()
@@ -109,9 +115,10 @@ def test_a_node_with_a_wiped_disk_rejoins_under_its_name(world: World) -> None:
     victim = before.ring[1]
     load = world.load()
     assert world.fleet.kill(victim)
+    killed_at = time.monotonic()
     home = world.fleet.directory / victim
     shutil.rmtree(home / "data")
-    remove_dead(world, "replace-node", victim, victim)
+    remove_dead(world, killed_at, "replace-node", victim, victim)
     world.reconnect()
     after = world.cluster.meta()
     assert after.ring == before.ring
