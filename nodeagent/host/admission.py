@@ -214,12 +214,14 @@ def check_status(
 ) -> StatusChecked:
     """Compare the parameters of the asking node with those of this node, field by field."""
     conflicts = [f for f in ClusterSettings.__struct_fields__ if _differs(config, asked, f)]
-    mine, theirs = _addresses(config.seeds), _addresses(asked.seeds)
     nodes = {(n.host, n.port) for n in meta.image.nodes.values()}
     if asked.join:
-        if meta.cluster_id and not theirs <= mine | nodes:  # without the meta state this is not known
+        known_here = _addresses(config.seeds) | nodes
+        if meta.cluster_id and not _addresses(asked.seeds) <= known_here:  # else this is not known
             conflicts.append("seeds")
-    elif theirs != mine or _weights(config.seeds) != _weights(asked.seeds):
+    elif asked.seeds != config.seeds:
+        # In the same order too: it determines who votes first (`first_config`), so two orders of six seeds
+        # could form two clusters.
         conflicts.append("seeds")
     known = meta.image.nodes.get(asked.node)
     return StatusChecked(
@@ -238,10 +240,6 @@ def check_status(
 
 def _differs(config: NodeConfig, asked: CheckStatus, field: str) -> bool:
     return bool(getattr(config.cluster, field) != getattr(asked.settings, field))
-
-
-def _weights(seeds: tuple[Seed, ...]) -> dict[NodeId, float]:
-    return {s.node: s.weight for s in seeds}
 
 
 def _addresses(seeds: tuple[Seed, ...]) -> set[tuple[str, int]]:

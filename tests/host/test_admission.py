@@ -9,6 +9,7 @@ from nodeagent.host.admission import (
     ASKED_AT_ONCE,
     Admission,
     check_status,
+    first_config,
     status_question,
 )
 from nodeagent.host.effect_queue import EffectQueue
@@ -137,6 +138,17 @@ def test_a_first_start_waits_until_all_seeds_are_configured_alike() -> None:
     assert not node.made and "c is configured differently: slots" in node.admission.refused
     node.hear(c=says(""))
     assert node.made == [Config(("a", "b", "c"))] and not node.admission.refused
+
+
+def test_seeds_in_another_order_are_a_conflict() -> None:
+    """The first seeds vote: with two orders of six seeds, each half could form a cluster of its own."""
+    seeds = tuple(Seed(n, n, 1) for n in "abcdef")
+    mine, other = config("a", seeds, join=False), config("d", seeds[3:] + seeds[:3], join=False)
+    assert set(first_config(mine).voters) != set(first_config(other).voters)
+    empty = MetaState(Image())
+    assert check_status(mine, "i", empty, True, status_question(other, "j")).conflicts == CONFLICT
+    same = config("d", seeds, join=False)
+    assert check_status(mine, "i", empty, True, status_question(same, "j")).conflicts == ()
 
 
 def test_many_seeds_are_asked_in_turn() -> None:
