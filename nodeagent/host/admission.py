@@ -20,6 +20,7 @@ from nodeagent.model.entries import Config
 from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import CheckStatus, ErrorReply, NodeRecord, Reply, StatusChecked
 from nodeagent.partition.ring import Ring, initial_ring
+from nodeagent.scaling.membership import spread
 
 ASK_AGAIN_MS = 300
 ASK_SELDOM_MS = 2_000
@@ -182,6 +183,7 @@ class Admission:
                     self.incarnation if mine else (answer.incarnation if answer else ""),
                     ring.nodes[ring.index(seed.node)].position,
                     seed.weight,
+                    zone=seed.zone,
                 )
             )
         return tuple(out)
@@ -198,10 +200,10 @@ def first_ring(config: NodeConfig) -> Ring:
 
 
 def first_config(config: NodeConfig) -> Config:
-    """The first `meta_voters` seeds vote, the others observe."""
-    names = tuple(s.node for s in config.seeds)
-    n = config.cluster.meta_voters
-    return Config(names[:n], names[n:])
+    """`meta_voters` seeds vote, the others observe: the first ones, or the first of each zone."""
+    names = [s.node for s in config.seeds]
+    voters = spread(names, {s.node: s.zone for s in config.seeds}, config.cluster.meta_voters)
+    return Config(voters, tuple(n for n in names if n not in voters))
 
 
 def status_question(config: NodeConfig, incarnation: str) -> CheckStatus:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from nodeagent.host.admission import Admission, first_ring
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.context import Context
 from nodeagent.meta import commands as meta
+from nodeagent.model.features import Feature
 from nodeagent.partition.table import initial_table
 
 AGAIN_MS = 200
@@ -43,6 +46,8 @@ class Bootstrap:
         table = initial_table(first_ring(context.config), settings.slots)
         nodes = self._admission.records()
         level = context.levels.common(nodes)
+        if level < Feature.ZONES:
+            nodes = tuple(msgspec.structs.replace(n, zone="") for n in nodes)
         command = meta.Bootstrap(
             context.effects.wall, context.new_id(), settings, nodes, table.to_wire(), level
         )

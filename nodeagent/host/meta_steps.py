@@ -82,6 +82,7 @@ class MetaSteps:
             replica.raft.log.config,
             set(image.nodes),
             unfit,
+            {n: r.zone for n, r in image.nodes.items()},
             voters_max=image.settings.meta_voters,
             me=self._node,
             caught_up=partial(self._leadership.may_take_over, replica),

@@ -67,6 +67,15 @@ class SetDraining(_Command, frozen=True, tag="SetDraining"):
     """As in `requests.NodeRecord`."""
 
 
+class SetZones(_Command, frozen=True, tag="SetZones"):
+    """Set the zones of the nodes that `zones` names, "" for none (since `Feature.ZONES`)."""
+
+    zones: dict[NodeId, str]
+    by: str
+    lock: int = 0
+    """As in `SetDraining`."""
+
+
 class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
     """From this entry on the cluster is at feature level `level`; it has no effect if the level is that
     high already."""
@@ -301,6 +310,7 @@ Command = (
     Bootstrap
     | PutSchema
     | SetDraining
+    | SetZones
     | RaiseLevel
     | RecoverMeta
     | ForceRecover

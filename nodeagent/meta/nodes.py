@@ -65,6 +65,21 @@ class Nodes:
             self._audit.note(d.now, d.by, f"{'drain' if d.draining else 'undrain'} {d.node}")
         return Accepted(index)
 
+    def set_zones(self, index: int, s: c.SetZones) -> Reply:
+        if (refusal := self._runs.fenced(s.lock)) is not None:
+            return refusal
+        unknown = next((n for n in sorted(s.zones) if n not in self._kept.nodes), None)
+        if unknown is not None:
+            what = f"no zone was set: the cluster has no node {unknown}"
+            return ErrorReply("not_found", what, "iotctl cluster nodes")
+        changed = {n: zone for n, zone in sorted(s.zones.items()) if self._kept.nodes[n].zone != zone}
+        for node, zone in changed.items():
+            self._kept.nodes[node] = replace(self._kept.nodes[node], zone=zone)
+        if changed:
+            zones = ", ".join(f"{n} in {zone or 'no zone'}" for n, zone in changed.items())
+            self._audit.note(s.now, s.by, f"set zones: {zones}")
+        return Accepted(index)
+
     def join(self, record: NodeRecord) -> None:
         self._kept.nodes[record.node] = replace(record, state="joining")
 

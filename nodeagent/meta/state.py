@@ -85,6 +85,8 @@ class MetaState:
                 return self.tables.drop(index, command)
             case commands.SetDraining():
                 return self.nodes.drain(index, command)
+            case commands.SetZones():
+                return self.nodes.set_zones(index, command)
             case commands.RaiseLevel():
                 return self.level.raise_to(index, command)
             case commands.ForceRecover():

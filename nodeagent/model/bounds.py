@@ -46,6 +46,8 @@ Slot = Annotated[int, Meta(ge=0, lt=SLOTS_MAX)]
 SlotEnd = Annotated[int, Meta(ge=0, le=SLOTS_MAX)]
 Slots = Annotated[tuple[tuple[Slot, SlotEnd], ...], Meta(max_length=SLOTS_MAX)]
 Nodes = Annotated[tuple[Name, ...], Meta(max_length=NODES_MAX)]
+Zones = Annotated[dict[Name, Name], Meta(max_length=NODES_MAX)]
+"""Node -> its zone."""
 ChunkBytes = Annotated[int, Meta(ge=0, le=CHUNK_BYTES)]
 
 

@@ -34,12 +34,14 @@ class RaftSettings(msgspec.Struct, frozen=True):
 
 
 class Seed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of a new cluster's first nodes; `weight` is its share of the slots relative to the others."""
+    """One of a new cluster's first nodes; `weight` is its share of the slots relative to the others. `zone`:
+    see `requests.NodeRecord`."""
 
     node: str
     host: str
     port: int
     weight: float = 1.0
+    zone: str = ""
 
 
 class NodeConfig(msgspec.Struct, frozen=True):

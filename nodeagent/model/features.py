@@ -43,6 +43,9 @@ class Feature(IntEnum):
     TTL_IF_NEW = 2
     """An entry sets the TTL of a table only if it creates the table."""
 
+    ZONES = 2
+    """The meta state has the zones of the nodes, over which the voters of the meta group are spread."""
+
 
 class Levels(msgspec.Struct, frozen=True):
     """The levels that a release supports, from `oldest` to `newest`, both included."""

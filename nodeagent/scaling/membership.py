@@ -4,7 +4,8 @@ A joining node is a learner until it has caught up, and then becomes a voter. On
 leader never removes itself: it transfers its leadership first.
 """
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodeagent.model.entries import Config
@@ -81,20 +82,37 @@ def group_step(
     return drop(config, leaves, operation)
 
 
+def spread(nodes: Sequence[NodeId], zones: Mapping[NodeId, str], count: int) -> tuple[NodeId, ...]:
+    """Up to `count` of the nodes, as evenly over the zones as possible, the first ones of each zone. Nodes
+    without a zone count as one zone: they may be in the same room."""
+    chosen: list[NodeId] = []
+    votes: Counter[str] = Counter()
+    left = list(nodes)
+    while left and len(chosen) < count:
+        best = min(left, key=lambda n: votes[zones.get(n, "")])
+        left.remove(best)
+        chosen.append(best)
+        votes[zones.get(best, "")] += 1
+    return tuple(chosen)
+
+
 def meta_step(
     config: Config,
     nodes: set[NodeId],
     unfit: Collection[NodeId],
+    zones: Mapping[NodeId, str],
     *,
     voters_max: int,
     me: NodeId,
     caught_up: Callable[[NodeId], bool],
 ) -> Step:
-    """One step of the meta group: every node becomes a member, at most `voters_max` of them voters.
+    """One step of the meta group: every node becomes a member, and `voters_max` of them vote if there are as
+    many, as evenly over the zones as possible (see `spread`).
 
     `unfit` nodes (leaving or dead) may follow but not vote: their votes are taken away after the promotions,
     so until then there may be more voters, and an only voter keeps its vote. Members that are not in `nodes`
-    are dropped.
+    are dropped. A vote moves from the zone with the most votes by a promotion, while every voter has caught
+    up, and then a demotion.
     """
     members = config.members
     removed = next((n for n in members if n not in nodes), None)
@@ -103,11 +121,21 @@ def meta_step(
     fresh = min(nodes.difference(members), default=None)
     if fresh is not None:
         return add_learner(config, fresh, "")
-    if sum(n not in unfit for n in config.voters) < voters_max:
-        ready = next((n for n in config.learners if n not in unfit and caught_up(n)), None)
-        if ready is not None:
-            return promote(config, ready, "")
+    fit = [n for n in config.voters if n not in unfit]
+    ready = [n for n in config.learners if n not in unfit and caught_up(n)]
+    votes = Counter(zones.get(n, "") for n in fit)
+    # The first of the learners whose zone has the fewest votes.
+    fittest = min(ready, key=lambda n: votes[zones.get(n, "")], default=None)
+    if len(fit) < voters_max and fittest is not None:
+        return promote(config, fittest, "")
     going = next((n for n in config.voters if n in unfit), None)
     if going is not None and len(config.voters) > 1:
         return transfer_from(config, me, caught_up) if going == me else demote(config, going, "")
+    others = [n for n in fit if n != me]
+    late = [n for n in others if not caught_up(n)]
+    if len(fit) > voters_max:
+        return demote(config, max(late or others, key=lambda n: votes[zones.get(n, "")]), "")
+    most = max(votes.values(), default=0)
+    if not late and fittest is not None and votes[zones.get(fittest, "")] + 2 <= most:
+        return promote(config, fittest, "")
     return None

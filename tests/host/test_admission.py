@@ -151,6 +151,18 @@ def test_seeds_in_another_order_are_a_conflict() -> None:
     assert check_status(mine, "i", empty, True, status_question(same, "j")).conflicts == ()
 
 
+def test_the_first_voters_are_in_as_many_zones_as_possible() -> None:
+    """Without zones they are the first seeds, as in earlier releases."""
+    plain = tuple(Seed(n, n, 1) for n in "abcdefg")
+    assert first_config(config("a", plain, join=False)) == Config(tuple("abcde"), ("f", "g"))
+    zoned = tuple(Seed(n, n, 1, zone=z) for n, z in zip("abcdefg", "xxxxyyz", strict=True))
+    assert first_config(config("a", zoned, join=False)) == Config(("a", "e", "g", "b", "f"), ("c", "d"))
+    empty = MetaState(Image())
+    asked = status_question(config("b", plain, join=False), "j")
+    checked = check_status(config("a", zoned, join=False), "i", empty, True, asked)
+    assert checked.conflicts == CONFLICT, "seeds with other zones would begin with other voters"
+
+
 def test_many_seeds_are_asked_in_turn() -> None:
     """Twenty seeds on two cores that all asked each other every 300 ms spent their time on handshakes, none
     of which ended in time. Seeds that fit are asked after those that do not."""

@@ -601,6 +601,20 @@ def test_draining_survives_a_restart_and_a_cancelled_removal() -> None:
     assert isinstance(unknown, ErrorReply) and unknown.code == "not_found"
 
 
+def test_zones_are_set_together_and_noted_once() -> None:
+    """Nothing is set if one node is unknown; the audit log has what changed."""
+    meta = Meta()
+    unknown = meta.do(c.SetZones(4, {"a": "x", "z": "y"}, "me"))
+    assert isinstance(unknown, ErrorReply) and unknown.code == "not_found" and " z" in unknown.what
+    for _ in range(2):
+        assert isinstance(meta.do(c.SetZones(5, {"b": "y", "a": "x"}, "me")), Accepted)
+    meta.do(c.SetZones(6, {"b": "y", "a": ""}, "me"))
+    zones = {n: r.zone for n, r in MetaState.decode(meta.state.encode()).image.nodes.items() if r.zone}
+    assert zones == {"b": "y"}
+    said = [what for _, _, what in meta.state.image.audit if "zone" in what]
+    assert said == ["set zones: a in x, b in y", "set zones: a in no zone"]
+
+
 def control(meta: Meta, verb: str, owner: str, by: str = "me", report: str = "") -> Reply:
     return meta.do(c.ControlOperation(7, meta.op.id, verb, by, owner=owner, ttl_ms=1000, report=report))
 
@@ -759,6 +773,7 @@ def test_a_command_under_a_lost_lock_has_no_effect() -> None:
         late: list[Callable[[], Reply]] = [
             lambda: meta.begin(lock=serial),
             lambda: meta.do(c.SetDraining(4, "a", False, "", serial)),
+            lambda: meta.do(c.SetZones(4, {"a": "x"}, "", serial)),
         ]
         for send in late:
             refused = send()

@@ -57,4 +57,6 @@ def test_requests_that_must_not_be_repeated() -> None:
     never = {name for name, traits in KINDS.items() if traits.repeat is Repeat.NEVER}
     assert never == {"BeginChange", "Write", "DeleteRows", "Propose", "RecoverMeta"}
     careful = {name for name, traits in KINDS.items() if traits.repeat is Repeat.UNLESS_FAILED}
-    assert careful == {"PutSchema", "DropTable", "Drain", "RaiseLevel", "ControlOperation", "Forward"}
+    assert careful == {
+        *("PutSchema", "DropTable", "Drain", "SetZones", "RaiseLevel", "ControlOperation", "Forward")
+    }

@@ -1,12 +1,15 @@
 """Configurations change by one safe step at a time and reach their target from any start."""
 
 import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from nodeagent.model.entries import Config
 from nodeagent.raft.membership import check_step
-from nodeagent.scaling.membership import Change, Transfer, group_step, meta_step
+from nodeagent.scaling.membership import Change, Transfer, group_step, meta_step, spread
 
 
 def walk(config: Config, joins: str | None, leaves: str | None, me: str) -> list[Config]:
@@ -72,7 +75,7 @@ def test_the_meta_group_reaches_its_target_from_any_configuration(
         config, me = Config(("n0", "old"), ()), leader
         for _ in range(40):
             unfit = [leaving] if leaving else []
-            step = meta_step(config, nodes, unfit, voters_max=voters_max, me=me, caught_up=lambda _: True)
+            step = meta_step(config, nodes, unfit, {}, voters_max=voters_max, me=me, caught_up=lambda _: True)
             if step is None:
                 break
             if isinstance(step, Transfer):
@@ -87,3 +90,62 @@ def test_the_meta_group_reaches_its_target_from_any_configuration(
         if leaving and count > 1:
             assert leaving not in config.voters
         assert len(config.voters) <= max(1, voters_max)
+
+
+ZONES = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y", "f": "z", "g": ""}
+
+
+def votes_by_zone(voters: Iterable[str]) -> list[int]:
+    counts = Counter(ZONES[v] for v in voters)
+    return sorted(counts[zone] for zone in set(ZONES.values()))
+
+
+@pytest.mark.parametrize("voters_max", [1, 3, 5])
+def test_votes_move_until_they_are_spread_over_the_zones(voters_max: int) -> None:
+    """From any voters, whichever of them leads: one change at a time, and never fewer voters than before."""
+    for voters in itertools.permutations(ZONES, voters_max):
+        me, learners = voters[-1], tuple(n for n in ZONES if n not in voters)
+        config = Config(voters, learners)
+        for _ in range(2 * len(ZONES)):
+            step = meta_step(
+                config, set(ZONES), (), ZONES, voters_max=voters_max, me=me, caught_up=lambda _: True
+            )
+            if step is None:
+                break
+            assert isinstance(step, Change)
+            check_step(config, step.config)
+            assert me in step.config.voters and len(step.config.voters) in (voters_max, voters_max + 1)
+            config = step.config
+        else:
+            raise AssertionError("votes keep moving")
+        wanted = spread(list(ZONES), ZONES, voters_max)
+        assert votes_by_zone(config.voters) == votes_by_zone(wanted), (voters, config)
+
+
+def test_a_lost_vote_goes_to_the_zone_with_the_fewest() -> None:
+    config = Config(("a", "d", "e"), ("b", "f"))
+    step = meta_step(config, set("abdef"), {"e"}, ZONES, voters_max=3, me="a", caught_up=lambda _: True)
+    assert step == Change(Config(("a", "d", "e", "f"), ("b",)))
+    then = meta_step(step.config, set("abdef"), {"e"}, ZONES, voters_max=3, me="a", caught_up=lambda _: True)
+    assert then == Change(Config(("a", "d", "f"), ("b", "e")))
+
+
+@pytest.mark.parametrize("late", ["b", "f"])
+def test_no_vote_moves_while_a_voter_or_the_learner_lags(late: str) -> None:
+    """A majority of four voters, one of which is down, is harder to reach than one of three."""
+
+    def step(config: Config) -> Any:
+        return meta_step(config, set("abcf"), (), ZONES, voters_max=3, me="a", caught_up=lambda n: n != late)
+
+    assert step(Config(("a", "b", "c"), ("f",))) is None
+    left = tuple(n for n in "abcf" if n != late)
+    assert step(Config(("a", "b", "c", "f"))) == Change(Config(left, (late,)))
+
+
+def test_voters_without_zones_are_the_first_nodes() -> None:
+    """Nodes of earlier releases know no zones, and all nodes must begin with the same voters."""
+    nodes = [f"n{i}" for i in range(7)]
+    assert spread(nodes, {}, 5) == tuple(nodes[:5])
+    assert spread(nodes, dict.fromkeys(nodes, "x"), 5) == tuple(nodes[:5])
+    assert spread(nodes, {"n0": "x", "n1": "x", "n2": "y"}, 3) == ("n0", "n2", "n3")
+    assert spread(nodes[:2], {}, 5) == tuple(nodes[:2])

@@ -119,6 +119,7 @@ class Fuzz:
             ),
             *(q.TakeLock("o", "w", "x", 1_000), q.DropLock(1, "x", "o"), q.SetFailpoints(())),
             *(q.RecordRun("r", "n", 0, b"e", 1, "x"), q.Drain("node2", True, "x")),
+            q.SetZones({"node1": "a", "node2": "b"}, "x"),
             q.ForceRecover(("node2",), (q.RecoveryLeader(group, "node1", 9),), 1, "x"),
             *(q.Forward(p) for p in plain),
             *(q.ProbeGroup(group), q.ProbeGroup(META), q.OpenSession(group), q.Propose(group, (b"x",))),

@@ -129,6 +129,7 @@ LIMITS: dict[str, int] = {
     "TableWire.nodes": NODES,
     "TableWire.owned": NODES,
     "TableWire.owned[]": SLOTS // NODES,
+    "SetZones.zones": NODES,
     "ForceRecover.nodes": NODES,
     "ForceRecover.leaders": NODES,
     "RecoverMeta.nodes": NODES,
@@ -158,6 +159,7 @@ CHARS: dict[str, int] = {
         f"{kind}.by": TEXT
         for kind in (
             "SetDraining",
+            "SetZones",
             "RaiseLevel",
             "ForceRecover",
             "RecoverMeta",

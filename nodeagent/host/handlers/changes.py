@@ -7,6 +7,7 @@ from nodeagent.host.proposals import as_reply
 from nodeagent.meta import commands as meta
 from nodeagent.meta.nodes import DEAD
 from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.features import Feature
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import BeginChange, ErrorReply, ForceRecover, NodeRecord, Reply
 from nodeagent.partition.change import Change, ChangeKind, change_between
@@ -109,6 +110,7 @@ class Changes:
             request.incarnation,
             place.position,
             place.weight,
+            zone=request.zone if self._cluster.level >= Feature.ZONES else "",
         )
 
     def _check(self, request: BeginChange, table: PartitionTable, replicas: int) -> ErrorReply | None:

@@ -20,7 +20,7 @@ from nodeagent.model.features import Feature
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
 
-Entry = (q.PutSchema | q.DropTable | q.Drain | q.RaiseLevel | q.ForceRecover) | (
+Entry = (q.PutSchema | q.DropTable | q.Drain | q.SetZones | q.RaiseLevel | q.ForceRecover) | (
     q.TakeLock | q.DropLock | q.RecordRun
 )
 """Requests that become an entry at once, or are refused."""
@@ -71,6 +71,8 @@ class MetaLeader:
                 return meta.DropTable(now, request.storage_group, request.table, request.version)
             case q.Drain():
                 return self._drain(now, request)
+            case q.SetZones():
+                return self._set_zones(now, request)
             case q.RaiseLevel():
                 raised = meta.RaiseLevel(now, request.level, request.by, request.lock, self._writer.own)
                 return self._check_raise(request) or raised
@@ -104,6 +106,16 @@ class MetaLeader:
             return refusal
         for_restart = request.for_restart and self._cluster.level >= Feature.REASONS
         return meta.SetDraining(now, request.node, request.draining, request.by, request.lock, for_restart)
+
+    def _set_zones(self, now: int, request: q.SetZones) -> meta.SetZones | q.ErrorReply:
+        level = self._cluster.level
+        if level < Feature.ZONES:
+            return q.ErrorReply(
+                "refused",
+                f"no zone was set: zones need feature level {Feature.ZONES:d}, the cluster is at {level}",
+                "iotctl cluster finalize-upgrade",
+            )
+        return meta.SetZones(now, dict(request.zones), request.by, request.lock)
 
     def _check_raise(self, request: q.RaiseLevel) -> q.ErrorReply | None:
         """Why the cluster's feature level cannot be raised now, None if it can."""
@@ -187,7 +199,8 @@ def report_at(now: int, command: bytes) -> bytes | None:
         return None
     people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.ForceRecover | meta.Begin
     people |= (
-        meta.RaiseLevel
+        meta.SetZones
+        | meta.RaiseLevel
         | meta.RecoverMeta
         | meta.DropTable
         | meta.TakeLock

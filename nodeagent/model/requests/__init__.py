@@ -107,6 +107,9 @@ from nodeagent.model.requests.meta import (
     SchemaInForce as SchemaInForce,
 )
 from nodeagent.model.requests.meta import (
+    SetZones as SetZones,
+)
+from nodeagent.model.requests.meta import (
     StateOffered as StateOffered,
 )
 from nodeagent.model.requests.node import (
@@ -245,6 +248,7 @@ Request = (
     | ControlOperation
     | SetFailpoints
     | Drain
+    | SetZones
     | RaiseLevel
     | RecoverMeta
     | ForceRecover

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
-from nodeagent.model.bounds import Count, Name, Nodes, Text
+from nodeagent.model.bounds import Count, Name, Nodes, Text, Zones
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.features import FIRST
 from nodeagent.model.ids import GroupId, NodeId
@@ -37,6 +37,9 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
     for_restart: bool = False
     """The node drains only because a rolling restart will stop it (since `Feature.REASONS`)."""
+
+    zone: str = ""
+    """Nodes of one zone (a rack, a room) may fail together; "" if it is not known (since `Feature.ZONES`)."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -191,6 +194,20 @@ class Drain(Message, frozen=True, tag="Drain"):
     by: Text
     lock: Count = 0
     for_restart: bool = False
+
+
+class SetZones(Message, frozen=True, tag="SetZones"):
+    """Set the zones of the nodes that `zones` names; "" for none. Refused if one of them is not in the
+    cluster. `Accepted` once recorded.
+
+    `lock` as in `BeginChange`.
+    """
+
+    traits: ClassVar = Traits(MEMBERS, Repeat.UNLESS_FAILED)
+
+    zones: Zones
+    by: Text
+    lock: Count = 0
 
 
 class RecoveryLeader(msgspec.Struct, frozen=True):

@@ -41,6 +41,9 @@ class BeginChange(Message, frozen=True, tag="BeginChange"):
     lock: Count = 0
     """Serial of the cluster lock that the sender holds; refused if that lock is not held. 0 for none."""
 
+    zone: Name = ""
+    """The zone of the node that joins, as in `NodeRecord`; ignored before `Feature.ZONES`."""
+
 
 class ControlOperation(Message, frozen=True, tag="Steer"):
     """Control an open operation.

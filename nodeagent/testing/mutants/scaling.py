@@ -23,6 +23,30 @@ MUTANTS = (
         "return promote(config, joins, operation)",
     ),
     Mutant(
+        "a vote moves while a voter lags",
+        "scaling/membership.py",
+        "    if not late and fittest is not None",
+        "    if fittest is not None",
+    ),
+    Mutant(
+        "a lost vote goes to any zone",
+        "scaling/membership.py",
+        'fittest = min(ready, key=lambda n: votes[zones.get(n, "")], default=None)',
+        "fittest = next(iter(ready), None)",
+    ),
+    Mutant(
+        "votes of lost nodes count for their zone",
+        "scaling/membership.py",
+        'votes = Counter(zones.get(n, "") for n in fit)',
+        'votes = Counter(zones.get(n, "") for n in config.voters)',
+    ),
+    Mutant(
+        "a newcomer joins without its zone",
+        "host/handlers/changes.py",
+        'zone=request.zone if self._cluster.level >= Feature.ZONES else "",',
+        'zone="",',
+    ),
+    Mutant(
         "a newcomer is added while its old replica is there",
         "scaling/groups.py",
         "if (view.group, change.joins) not in op.joined:",

@@ -1,0 +1,75 @@
+"""The voters of the meta group are spread over the zones, on whole simulated clusters."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from nodeagent.model import requests as q
+from nodeagent.model.ids import META
+from nodeagent.model.requests import Accepted
+from nodeagent.testing.scenario import Scenario
+from tests.sim.spread import spread
+
+ZONES = {"node1": "a", "node2": "a", "node3": "a", "node4": "b", "node5": "c", "node6": "c"}
+EVEN = {"a": 1, "b": 1, "c": 1}
+
+
+def votes(scenario: Scenario) -> Counter[str]:
+    """Zone -> voters, by the newest committed configuration; empty while nobody leads."""
+    led = [r for n in scenario.sim.nodes.values() if n.alive for r in n.host.replicas if r.leads]
+    metas = [r for r in led if r.group == META]
+    if not metas:
+        return Counter()
+    return Counter(ZONES[v] for v in max(metas, key=lambda r: r.raft.term).raft.log.config.voters)
+
+
+def zones(scenario: Scenario, node: str) -> dict[str, str]:
+    return {n: r.zone for n, r in scenario.sim.nodes[node].host.cluster.meta.image.nodes.items()}
+
+
+@pytest.mark.parametrize("seed", spread([1, 2, 3]))
+def test_voters_move_to_other_zones_while_voters_crash(seed: int) -> None:
+    """Writes continue, all nodes know the zones, and the votes are even after a restart of all nodes too."""
+    scenario = Scenario(seed, nodes=6, meta_voters=3)
+    scenario.begin(reads=False)
+    assert votes(scenario) == {"a": 3}
+    scenario.request(q.SetZones(ZONES, "sim"), Accepted)
+    for name in scenario.sim.rng.sample(sorted(ZONES), 3):
+        scenario.sim.pause(scenario.sim.rng.randint(1, 400))
+        scenario.kill(name, 300, power=True)
+    scenario.until(lambda: votes(scenario) == EVEN, "one vote per zone")
+    scenario.until(lambda: all(zones(scenario, n) == ZONES for n in ZONES), "all nodes know the zones")
+    for name in sorted(ZONES):
+        scenario.kill(name, 100, power=True)
+    scenario.until(lambda: votes(scenario) == EVEN, "one vote per zone after a restart")
+    scenario.sim.pause(3_000)
+    assert votes(scenario) == EVEN
+    scenario.quiet()
+
+
+def test_a_newcomer_in_a_zone_without_voters_gets_a_vote() -> None:
+    scenario = Scenario(1, nodes=5, meta_voters=3)
+    scenario.begin(reads=False)
+    scenario.request(
+        q.SetZones({n: z for n, z in ZONES.items() if n <= "node4"} | {"node5": "a"}, "sim"), Accepted
+    )
+    newcomer = scenario.newcomers[0]
+    assert newcomer == "node6"
+    scenario.sim.nodes[newcomer].start()
+    incarnation = scenario.sim.nodes[newcomer].host.context.incarnation
+    change = q.BeginChange(
+        "add-node", newcomer, "sim", host=newcomer, port=1, http_port=2, incarnation=incarnation, zone="c"
+    )
+    scenario.request(change, q.OperationReply)
+    scenario.until(lambda: votes(scenario) == EVEN, "one vote per zone")
+    assert zones(scenario, "node1")[newcomer] == "c"
+
+
+def test_a_new_cluster_begins_with_voters_in_all_zones() -> None:
+    scenario = Scenario(2, nodes=6, meta_voters=3)
+    for node in scenario.sim.nodes.values():
+        seeds = tuple(msgspec.structs.replace(s, zone=ZONES[s.node]) for s in node.config.seeds)
+        node.config = msgspec.structs.replace(node.config, seeds=seeds)
+    scenario.begin(reads=False)
+    assert votes(scenario) == EVEN and zones(scenario, "node6") == ZONES
