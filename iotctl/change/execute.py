@@ -237,6 +237,7 @@ def _begin(
         http_port=entry.http_port if entry else 0,
         incarnation=status.incarnation if status else "",
         weight=step.weight or 1.0,
+        zone=entry.zone if entry else "",
         table_version=version,
         gains=tuple((h, union(*r)) for h, r in sorted(gains.items())),
         replaces=step.replaces,

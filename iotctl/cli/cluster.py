@@ -257,6 +257,24 @@ def undrain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
     _drain(session_of(ctx), name, False, dry_run)
 
 
+@app.command("set-zones")
+@step(Traits(inspect=lambda look, use: look.would(use), is_whole=True))
+def set_zones(ctx: typer.Context, dry_run: DryRun = False) -> None:
+    """Set the nodes' zones in the cluster to those of cluster.yaml.
+
+    The voters of the meta group then move to as many zones as possible, one at a time. Replicas of data stay
+    where they are: their zones follow from the order of the ring.
+    """
+    from iotctl.change import zones
+    from iotctl.cli import views
+
+    session = session_of(ctx)
+    if dry_run:
+        return session.output.would(*zones.would_set(session.cluster, session.source))
+    found = zones.set_zones(session.cluster, session.source, session.operator, lock=session.check_lock())
+    session.output.emit("cluster-zones", found, lambda: views.zone_tables(found))
+
+
 def _drain(session: Session, name: str, draining: bool, dry_run: bool) -> None:
     from iotctl.change.draining import set_draining, would_drain
     from iotctl.cli import views

@@ -15,6 +15,7 @@ from iotctl.change.lock import Unlocked
 from iotctl.change.recover import Recovery
 from iotctl.change.recover_meta import MetaRecovery
 from iotctl.change.restore_meta import MetaRestore
+from iotctl.change.zones import Zones
 from iotctl.fleet.local import FleetNode
 from iotctl.lifecycle.certificates import Certificates
 from iotctl.lifecycle.deploy import Deployed, DeployPlan
@@ -176,6 +177,7 @@ BODIES: dict[str, Any] = {
     "cluster-destroy-plan": DestroyPlan,
     "cluster-drain": Drained,
     "cluster-feature-level": FeatureLevel,
+    "cluster-zones": Zones,
     "cluster-events": Events,
     "cluster-groups": ClusterGroups,
     "cluster-init": Initialised,

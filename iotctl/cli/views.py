@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from iotctl.change.draining import Drained
     from iotctl.change.levels import FeatureLevel
     from iotctl.change.recover import Recovery
+    from iotctl.change.zones import Zones
     from iotctl.observe.audit import AuditLog
     from iotctl.observe.bundle import Bundle
     from iotctl.observe.events import Events
@@ -243,6 +244,11 @@ def bundle_tables(b: Bundle) -> list[Table | str]:
 def level_tables(found: FeatureLevel) -> list[Table | str]:
     rows = [(node, or_dash(level)) for node, level in found.nodes.items()]
     return [f"feature level {found.level}", Table(("node", "supports up to"), rows)]
+
+
+def zone_tables(found: Zones) -> list[Table | str]:
+    rows = [(n, zone or "-", "yes" if n in found.changed else "-") for n, zone in found.zones.items()]
+    return [Table(("node", "zone", "changed"), rows)]
 
 
 def drain_tables(d: Drained) -> list[Table | str]:

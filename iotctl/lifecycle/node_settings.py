@@ -121,7 +121,7 @@ def _wanted(
 
 
 def _seeds(nodes: Iterable[NodeEntry], source: ClusterSource) -> list[dict[str, Any]]:
-    return [msgspec.to_builtins(Seed(n.name, n.host, source.port_of(n), n.weight)) for n in nodes]
+    return [msgspec.to_builtins(Seed(n.name, n.host, source.port_of(n), n.weight, n.zone)) for n in nodes]
 
 
 def _check_address(source: ClusterSource, entry: NodeEntry, present: dict[str, Any] | None) -> None:

@@ -10,6 +10,7 @@ from iotctl.observe.cluster import Cluster
 from iotctl.plan.layout import ZoneOverlap, stops_with_a_zone
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.ids import META
 from nodeagent.model.operation import ENDED
 from nodeagent.model.requests import (
     GetWriteRates,
@@ -131,8 +132,16 @@ def ring_of(view: MetaView, source: ClusterSource) -> RingView:
             )
         )
     apart = len(set(source.zones.values())) > 1
-    crowded = [c for r in rows for c in stops_with_a_zone(r.node, r.members, source.zones) if apart]
+    groups_of = [*((r.node, r.members) for r in rows), (META, view.voters)]
+    crowded = [c for of, members in groups_of for c in stops_with_a_zone(of, members, source.zones) if apart]
     return RingView(view.table_version, view.settings.replicas, total, rows, crowded)
+
+
+def zones_to_set(source: ClusterSource, view: MetaView) -> dict[str, str]:
+    """The nodes whose zone in cluster.yaml is not the one that the cluster knows, each with its zone in the
+    file. A node that the file does not list keeps its zone."""
+    listed = {n.name: n.zone for n in source.file.nodes}
+    return {n.node: listed[n.node] for n in view.nodes if listed.get(n.node, n.zone) != n.zone}
 
 
 def slots_of(cluster: Cluster, view: MetaView, storage_group: str | None) -> SlotsView:

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 
 from iotctl.humanize import span_text
 from iotctl.observe.collect import Facts, current_of, heard_recently, replicas_of, voting
+from iotctl.observe.layout import zones_to_set
 from iotctl.observe.model import DEAD, GroupRow, MetaRow, NodeRow, Problem
 from iotctl.observe.operations import WAITS, OperationRow, removed_by
-from nodeagent.model.features import Levels, refusal
+from iotctl.spec.cluster import ClusterSource
+from nodeagent.model.features import Feature, Levels, refusal
 from nodeagent.model.ids import META
 from nodeagent.model.limits import DISK_LOW_BYTES
 from nodeagent.model.requests import MetaView, NodeStatus
@@ -32,6 +34,7 @@ DOWN, DAMAGED = "nodes down", "replicas damaged"
 
 WAIT_HEALTHY = "iotctl cluster wait --for healthy"
 FINALIZE = "iotctl cluster finalize-upgrade"
+SET_ZONES = "iotctl cluster set-zones"
 
 
 def without_dead(view: MetaView | None, node: str) -> str:
@@ -275,6 +278,17 @@ def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
                 problem = Problem("error", "unheard", voter, group, message, WAIT_HEALTHY)
                 found.setdefault((leader, voter), problem)
     return list(found.values())
+
+
+def zone_problems(facts: Facts, source: ClusterSource) -> list[Problem]:
+    """The nodes whose zones the cluster knows otherwise than cluster.yaml, as one problem."""
+    view = facts.view
+    if view is None or view.level < Feature.ZONES or not (differ := zones_to_set(source, view)):
+        return []
+    others = len(differ) - 1
+    nodes = min(differ) + (f" and {others} other{'s' * (others > 1)}" if others else "")
+    message = f"cluster.yaml and the cluster have different zones of {nodes}"
+    return [Problem("warning", "zones_differ", min(differ), "", message, SET_ZONES)]
 
 
 def operation_problems(operations: list[OperationRow]) -> list[Problem]:

@@ -11,7 +11,7 @@ from iotctl.observe.cluster import Cluster
 from iotctl.observe.collect import Facts, collect, current_of, freshest, has_quorum, replicas_of, voting
 from iotctl.observe.model import DEAD, ClusterStatus, GroupRow, MetaRow, NodeRow, Problem
 from iotctl.observe.operations import describe_operation, open_operations, received_bytes
-from iotctl.observe.problems import group_problems, node_problems, operation_problems
+from iotctl.observe.problems import group_problems, node_problems, operation_problems, zone_problems
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.ids import META
 from nodeagent.model.requests import GroupStatus, NodeRecord, NodeStatus
@@ -61,6 +61,7 @@ def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> Cluster
     problems = [
         *node_problems(nodes, facts, start, now_ms),
         *group_problems(facts, groups, meta, meta_lost, down, start),
+        *zone_problems(facts, source),
         *operation_problems(operations),
     ]
     return ClusterStatus(

@@ -59,6 +59,7 @@ from nodeagent.model.requests import (
     Request,
     RunsReply,
     SchemaInForce,
+    SetZones,
     TakeLock,
     WriteRatesReply,
 )
@@ -156,6 +157,9 @@ class FakeCluster:
     for_restart: set[str] = field(default_factory=set)
     """Nodes whose drain is for a restart, as `NodeRecord.for_restart`."""
 
+    zones: dict[str, str] = field(default_factory=dict)
+    """The zones that the cluster knows."""
+
     unaware: set[str] = field(default_factory=set)
     """Nodes that do not learn that the feature level was raised."""
 
@@ -193,6 +197,7 @@ class FakeCluster:
                     n.weight,
                     draining=n.node in self.drained,
                     for_restart=n.node in self.for_restart,
+                    zone=self.zones.get(n.node, ""),
                 )
                 for i, n in enumerate(ring.nodes)
             ),
@@ -344,6 +349,10 @@ class FakeCluster:
             self._check_fence(request.lock)
             self.level = request.level
             self.raised.append(request.level)
+            return Accepted(51)
+        if isinstance(request, SetZones):
+            self._check_fence(request.lock)
+            self.zones |= request.zones
             return Accepted(51)
         assert isinstance(request, Drain), request
         if request.node not in self.names:

@@ -10,6 +10,7 @@ import typer
 from iotctl.cli.catalogue import verbs
 from iotctl.cli.main import whole_tree
 from iotctl.lifecycle.rolling import RESTART_SUFFIX
+from nodeagent.model.features import Feature
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import BeginChange, TakeLock
 from nodeagent.model.schema import Column, TableSchema
@@ -87,6 +88,16 @@ def test_drains(place: Path) -> None:
     (keep,) = would(place, "cluster drain node1", cluster)
     assert keep.startswith("keep node1 draining")
     assert iotctl(place, "cluster", "drain", "node9", "--dry-run", cluster=cluster).code != 0
+
+
+def test_zones(place: Path) -> None:
+    text = (place / "cluster.yaml").read_text()
+    (place / "cluster.yaml").write_text(text.replace("7002}", "7002, zone: hall-b}"))
+    cluster = FakeCluster(level=Feature.ZONES, zones={"node1": "hall-a"})
+    assert would(place, "cluster set-zones", cluster) == [
+        "set the zone of node1 from hall-a to none",
+        "set the zone of node2 from none to hall-b",
+    ]
 
 
 def test_operations(place: Path) -> None:
