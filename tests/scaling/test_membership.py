@@ -128,6 +128,16 @@ def test_a_lost_vote_goes_to_the_zone_with_the_fewest() -> None:
     assert step == Change(Config(("a", "d", "e", "f"), ("b",)))
     then = meta_step(step.config, set("abdef"), {"e"}, ZONES, voters_max=3, me="a", caught_up=lambda _: True)
     assert then == Change(Config(("a", "d", "f"), ("b", "e")))
+    lost = meta_step(
+        Config(("a", "d"), ("b", "e")),
+        set("abde"),
+        {"d"},
+        ZONES,
+        voters_max=2,
+        me="a",
+        caught_up=lambda _: True,
+    )
+    assert lost == Change(Config(("a", "d", "e"), ("b",))), "the lost vote does not count for its zone"
 
 
 @pytest.mark.parametrize("late", ["b", "f"])
