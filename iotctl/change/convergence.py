@@ -6,7 +6,7 @@ import msgspec
 
 from iotctl.observe.cluster import Cluster
 from iotctl.observe.facts import plan_facts
-from iotctl.observe.layout import zones_to_set
+from iotctl.observe.layout import zone_text, zones_to_set
 from iotctl.observe.problems import SET_ZONES
 from iotctl.plan.make import make_spec
 from iotctl.plan.model import Difference, Plan
@@ -56,4 +56,4 @@ def differences(source: ClusterSource, view: MetaView) -> Iterator[Difference]:
             then = f"write weight {record.weight:g} into the file, or remove {node.name} and add it again"
             yield Difference(node.name, "weight", f"{record.weight:g}", f"{node.weight:g}", then)
     for name, zone in zones_to_set(source, view).items() if view.level >= Feature.ZONES else ():
-        yield Difference(name, "zone", records[name].zone or "none", zone or "none", SET_ZONES)
+        yield Difference(name, "zone", zone_text(records[name].zone), zone_text(zone), SET_ZONES)

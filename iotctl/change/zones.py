@@ -4,7 +4,7 @@ import msgspec
 
 from iotctl.errors import RefusedProblem
 from iotctl.observe.cluster import Cluster
-from iotctl.observe.layout import zones_to_set
+from iotctl.observe.layout import zone_text, zones_to_set
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.features import Feature
 from nodeagent.model.requests import Accepted, MetaView, SetZones
@@ -12,7 +12,7 @@ from nodeagent.model.requests import Accepted, MetaView, SetZones
 
 class Zones(msgspec.Struct, frozen=True):
     """The zones that the cluster knows after `set-zones`, by node; "" if a node has none. `changed` are the
-    nodes whose zone was another one before."""
+    nodes whose zone changed."""
 
     zones: dict[str, str]
     changed: list[str]
@@ -23,7 +23,7 @@ def would_set(cluster: Cluster, source: ClusterSource) -> list[str]:
     view = _view(cluster)
     present = {n.node: n.zone for n in view.nodes}
     return [
-        f"set the zone of {node} from {present[node] or 'none'} to {zone or 'none'}"
+        f"set the zone of {node} from {zone_text(present[node])} to {zone_text(zone)}"
         for node, zone in zones_to_set(source, view).items()
     ]
 

@@ -109,6 +109,8 @@ def _wanted(
         seeds, join = present["seeds"], bool(present.get("join"))
     else:
         join = joins or entry.name not in {s["node"] for s in seeds}
+        if join:  # only the first nodes need the zones, and an agent of an earlier release refuses them
+            seeds = [{key: value for key, value in s.items() if key != "zone"} for s in seeds]
     return {
         "node": entry.name,
         "host": entry.host,

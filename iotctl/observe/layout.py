@@ -137,6 +137,10 @@ def ring_of(view: MetaView, source: ClusterSource) -> RingView:
     return RingView(view.table_version, view.settings.replicas, total, rows, crowded)
 
 
+def zone_text(zone: str) -> str:
+    return f"'{zone}'" if zone else "none"
+
+
 def zones_to_set(source: ClusterSource, view: MetaView) -> dict[str, str]:
     """The nodes whose zone in cluster.yaml is not the one that the cluster knows, each with its zone in the
     file. A node that the file does not list keeps its zone."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from iotctl.humanize import span_text
 from iotctl.observe.collect import Facts, current_of, heard_recently, replicas_of, voting
-from iotctl.observe.layout import zones_to_set
+from iotctl.observe.layout import zone_text, zones_to_set
 from iotctl.observe.model import DEAD, GroupRow, MetaRow, NodeRow, Problem
 from iotctl.observe.operations import WAITS, OperationRow, removed_by
 from iotctl.spec.cluster import ClusterSource
@@ -281,14 +281,17 @@ def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
 
 
 def zone_problems(facts: Facts, source: ClusterSource) -> list[Problem]:
-    """The nodes whose zones the cluster knows otherwise than cluster.yaml, as one problem."""
+    """One problem for all nodes whose zone in cluster.yaml differs from the cluster's."""
     view = facts.view
     if view is None or view.level < Feature.ZONES or not (differ := zones_to_set(source, view)):
         return []
-    others = len(differ) - 1
-    nodes = min(differ) + (f" and {others} other{'s' * (others > 1)}" if others else "")
-    message = f"cluster.yaml and the cluster have different zones of {nodes}"
-    return [Problem("warning", "zones_differ", min(differ), "", message, SET_ZONES)]
+    first = min(differ)
+    known = next(n.zone for n in view.nodes if n.node == first)
+    message = f"the zone of {first} is {zone_text(differ[first])} in cluster.yaml, "
+    message += f"{zone_text(known)} in the cluster"
+    if len(differ) > 1:
+        message += f"; {len(differ)} nodes differ"
+    return [Problem("warning", "zones_differ", first, "", message, SET_ZONES)]
 
 
 def operation_problems(operations: list[OperationRow]) -> list[Problem]:

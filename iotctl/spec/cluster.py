@@ -28,6 +28,7 @@ TRANSPORTS = ("ssh", "local")
 SECTION_BOUNDS = {"replicas": (1, 9), "slots": (1, SLOTS_MAX), "shards": (1, 65_535), "meta_voters": (1, 9)}
 """(minimum, maximum) of each key, inclusive."""
 
+ZONE_CHARS_MAX = 64
 PORT = 9003
 HTTP_PORT = 9004
 
@@ -261,6 +262,14 @@ def _check_section(section: ClusterSection, fail: _Fail) -> None:
         fail(f"cluster.time_partition_interval: {error.what}", "cluster", "time_partition_interval")
 
 
+def _zone_problem(zone: str) -> str | None:
+    if len(zone) > ZONE_CHARS_MAX:
+        return f"has {len(zone)} characters, at most {ZONE_CHARS_MAX} are allowed"
+    if not zone.isprintable() or zone != zone.strip():
+        return f"{zone!r} is not printable text without blanks at its ends"
+    return None
+
+
 def _check_nodes(file: ClusterFile, fail: _Fail) -> None:
     if not 1 <= len(file.nodes) <= NODES_MAX:
         fail(f"nodes: lists {len(file.nodes)} nodes, but 1 to {NODES_MAX} are allowed", "nodes")
@@ -280,5 +289,7 @@ def _check_nodes(file: ClusterFile, fail: _Fail) -> None:
         other = addresses.setdefault((node.host, port), node.name)
         if other != node.name:
             fail(f"nodes[{i}]: {node.host}:{port} is also the address of {other!r}", "nodes", i, "host")
+        if (why := _zone_problem(node.zone)) is not None:
+            fail(f"nodes[{i}].zone: {why}", "nodes", i, "zone")
         if node.weight <= 0:
             fail(f"nodes[{i}].weight: must be above 0", "nodes", i, "weight")

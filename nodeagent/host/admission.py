@@ -200,7 +200,8 @@ def first_ring(config: NodeConfig) -> Ring:
 
 
 def first_config(config: NodeConfig) -> Config:
-    """`meta_voters` seeds vote, the others observe: the first ones, or the first of each zone."""
+    """`meta_voters` seeds vote, as evenly over the zones as possible; of equal ones, the first. The others
+    observe."""
     names = [s.node for s in config.seeds]
     voters = spread(names, {s.node: s.zone for s in config.seeds}, config.cluster.meta_voters)
     return Config(voters, tuple(n for n in names if n not in voters))
@@ -219,7 +220,8 @@ def check_status(
     nodes = {(n.host, n.port) for n in meta.image.nodes.values()}
     if asked.join:
         known_here = _addresses(config.seeds) | nodes
-        if meta.cluster_id and not _addresses(asked.seeds) <= known_here:  # else this is not known
+        # Without a cluster, it is not known which nodes are members.
+        if meta.cluster_id and not _addresses(asked.seeds) <= known_here:
             conflicts.append("seeds")
     elif asked.seeds != config.seeds:
         # In the same order too: it determines who votes first (`first_config`), so two orders of six seeds

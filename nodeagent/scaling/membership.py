@@ -5,7 +5,7 @@ leader never removes itself: it transfers its leadership first.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodeagent.model.entries import Config
@@ -83,17 +83,25 @@ def group_step(
 
 
 def spread(nodes: Sequence[NodeId], zones: Mapping[NodeId, str], count: int) -> tuple[NodeId, ...]:
-    """Up to `count` of the nodes, as evenly over the zones as possible, the first ones of each zone. Nodes
+    """Up to `count` of the nodes, as evenly over the zones as possible; of equal ones, the first. Nodes
     without a zone count as one zone: they may be in the same room."""
     chosen: list[NodeId] = []
-    votes: Counter[str] = Counter()
     left = list(nodes)
     while left and len(chosen) < count:
-        best = min(left, key=lambda n: votes[zones.get(n, "")])
+        best = _in_fewest(left, zones, _votes(chosen, zones))
+        assert best is not None
         left.remove(best)
         chosen.append(best)
-        votes[zones.get(best, "")] += 1
     return tuple(chosen)
+
+
+def _votes(voters: Iterable[NodeId], zones: Mapping[NodeId, str]) -> Counter[str]:
+    return Counter(zones.get(n, "") for n in voters)
+
+
+def _in_fewest(nodes: Iterable[NodeId], zones: Mapping[NodeId, str], votes: Counter[str]) -> NodeId | None:
+    """The first node in the zone with the fewest votes; rather one whose zone is known."""
+    return min(nodes, key=lambda n: (votes[zones.get(n, "")], not zones.get(n)), default=None)
 
 
 def meta_step(
@@ -107,12 +115,11 @@ def meta_step(
     caught_up: Callable[[NodeId], bool],
 ) -> Step:
     """One step of the meta group: every node becomes a member, and `voters_max` of them vote if there are as
-    many, as evenly over the zones as possible (see `spread`).
+    many, as evenly over the zones as possible.
 
     `unfit` nodes (leaving or dead) may follow but not vote: their votes are taken away after the promotions,
     so until then there may be more voters, and an only voter keeps its vote. Members that are not in `nodes`
-    are dropped. A vote moves from the zone with the most votes by a promotion, while every voter has caught
-    up, and then a demotion.
+    are dropped.
     """
     members = config.members
     removed = next((n for n in members if n not in nodes), None)
@@ -123,19 +130,35 @@ def meta_step(
         return add_learner(config, fresh, "")
     fit = [n for n in config.voters if n not in unfit]
     ready = [n for n in config.learners if n not in unfit and caught_up(n)]
-    votes = Counter(zones.get(n, "") for n in fit)
-    # The first of the learners whose zone has the fewest votes.
-    fittest = min(ready, key=lambda n: votes[zones.get(n, "")], default=None)
+    fittest = _in_fewest(ready, zones, _votes(fit, zones))
     if len(fit) < voters_max and fittest is not None:
         return promote(config, fittest, "")
     going = next((n for n in config.voters if n in unfit), None)
     if going is not None and len(config.voters) > 1:
         return transfer_from(config, me, caught_up) if going == me else demote(config, going, "")
-    others = [n for n in fit if n != me]
-    late = [n for n in others if not caught_up(n)]
+    late = {n for n in fit if n != me and not caught_up(n)}
     if len(fit) > voters_max:
-        return demote(config, max(late or others, key=lambda n: votes[zones.get(n, "")]), "")
-    most = max(votes.values(), default=0)
-    if not late and fittest is not None and votes[zones.get(fittest, "")] + 2 <= most:
-        return promote(config, fittest, "")
-    return None
+        return _surplus_step(config, fit, late, zones, me)
+    known = [n for n in ready if zones.get(n)]
+    return _even_step(config, known, zones) if not late else None
+
+
+def _even_step(config: Config, ready: Sequence[NodeId], zones: Mapping[NodeId, str]) -> Step:
+    """Promote a learner if its vote and the demotion that follows make the votes more even. Each such pair
+    does, whichever nodes lag meanwhile, so votes do not move indefinitely."""
+    votes = _votes(config.voters, zones)
+    best = _in_fewest(ready, zones, votes)
+    if best is None or votes[zones[best]] + 2 > max(votes.values()):
+        return None
+    return promote(config, best, "")
+
+
+def _surplus_step(
+    config: Config, fit: Sequence[NodeId], late: Collection[NodeId], zones: Mapping[NodeId, str], me: NodeId
+) -> Step:
+    """Demote a voter in the zone with the most votes, rather one that lags, once a majority of the others has
+    caught up. The newest voter may lag: it must not lose its vote for that."""
+    votes = _votes(fit, zones)
+    going = max((n for n in fit if n != me), key=lambda n: (votes[zones.get(n, "")], n in late))
+    left = [n for n in fit if n != going]
+    return demote(config, going, "") if sum(n not in late for n in left) > len(left) // 2 else None

@@ -95,8 +95,8 @@ def test_zones(place: Path) -> None:
     (place / "cluster.yaml").write_text(text.replace("7002}", "7002, zone: hall-b}"))
     cluster = FakeCluster(level=Feature.ZONES, zones={"node1": "hall-a"})
     assert would(place, "cluster set-zones", cluster) == [
-        "set the zone of node1 from hall-a to none",
-        "set the zone of node2 from none to hall-b",
+        "set the zone of node1 from 'hall-a' to none",
+        "set the zone of node2 from none to 'hall-b'",
     ]
 
 

@@ -21,6 +21,7 @@ from iotctl.cli.session import GlobalOptions, Session
 from iotctl.errors import BusyProblem, Exit, RefusedProblem
 from iotctl.fleet import process
 from iotctl.fleet.local import MARKER, LocalFleet
+from iotctl.fleet.ports import take_ports
 from iotctl.observe.facts import spec_hash
 from iotctl.observe.layout import table_of
 from iotctl.plan.facts import ClusterFacts
@@ -322,6 +323,15 @@ def test_a_new_node_that_does_not_join_is_stopped(fleet: LocalFleet) -> None:
         with pytest.raises(error):
             add_node4(fleet, refused, probe)
         assert fleet.nodes()[-1].name == "node4" and fleet.nodes()[-1].pid is None
+
+
+def test_a_new_node_brings_its_zone(fleet: LocalFleet) -> None:
+    spec, cluster = fleet.spec_path, FakeCluster(names=["node1", "node2", "node3"])
+    ports = take_ports(2, fleet.directory)
+    place = f"{{name: node4, host: 127.0.0.1, port: {ports[0]}, http_port: {ports[1]}, zone: hall-b}}"
+    spec.write_text(spec.read_text().rstrip("\n") + f"\n  - {place}\n")
+    add_node4(fleet, cluster, lambda _, s: cluster.status("node1"))
+    assert [b.zone for b in cluster.begun] == ["hall-b"]
 
 
 def test_a_new_node_whose_change_may_have_begun_keeps_running(fleet: LocalFleet) -> None:

@@ -99,6 +99,11 @@ def test_first_nodes_have_weights_and_an_order_that_separates_zones(tmp_path: Pa
     order = [s["node"] for s in found["a1"]["seeds"]]
     assert [n[0] for n in order] == list("abcabc") and sorted(order) == sorted(names)
     assert all(s["weight"] == 2 for s in found["a1"]["seeds"])
+    assert all(s["zone"] == s["node"][0] for s in found["a1"]["seeds"])
+    joins = settings(
+        zoned(tmp_path, *names, "a3"), {**node_settings(spec, dict.fromkeys(names, "")), "a3": ""}
+    )
+    assert joins["a3"]["join"] and not any("zone" in s for s in joins["a3"]["seeds"])
     kept = zoned(tmp_path, "b1", "c1", "a1", "b2", "c2", "a2")
     assert [s["node"] for s in settings(kept, {"a1": ""})["a1"]["seeds"]] == list(kept.node_names)
 

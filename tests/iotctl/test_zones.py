@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from iotctl.change.zones import set_zones
 from iotctl.errors import Exit
+from iotctl.spec.cluster import load_cluster
+from nodeagent.model.errors import Refused
 from nodeagent.model.features import Feature
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 
@@ -26,7 +29,8 @@ def test_a_difference_is_reported_until_the_zones_are_set(spec: Path) -> None:
     """Once: a second run sets nothing. Nodes that cluster.yaml does not list keep their zone."""
     cluster = FakeCluster(level=Feature.ZONES, zones={"node2": "b", "node3": "c"})
     shown = iotctl(spec, "cluster", "status", cluster=cluster)
-    assert "of node1 and 1 other" in shown.out and "iotctl cluster set-zones" in shown.out
+    problem = "the zone of node1 is 'a' in cluster.yaml, none in the cluster; 2 nodes differ"
+    assert problem in " ".join(shown.out.split()) and "iotctl cluster set-zones" in shown.out
     done = iotctl(spec, "cluster", "set-zones", "-o", "json", cluster=cluster)
     found = json.loads(done.out)
     assert done.code == Exit.DONE and found["changed"] == ["node1", "node3"], done.err
@@ -58,12 +62,24 @@ def test_nothing_is_reported_before_the_cluster_can_know_zones(spec: Path) -> No
 def test_a_plan_names_the_command_that_sets_the_zones(spec: Path) -> None:
     cluster = FakeCluster(level=Feature.ZONES, zones={"node1": "b", "node2": "b", "node3": "b"})
     (found,) = json.loads(iotctl(spec, "plan", "-o", "json", cluster=cluster).out)["differences"]
-    assert (found["node"], found["what"], found["present"], found["wanted"]) == ("node1", "zone", "b", "a")
+    assert (found["node"], found["what"], found["present"], found["wanted"]) == (
+        "node1",
+        "zone",
+        "'b'",
+        "'a'",
+    )
     done = iotctl(spec, "apply", "--yes", cluster=cluster)
     assert (
         done.code == 0
-        and "node1: zone stays b, but cluster.yaml says a; iotctl cluster set-zones" in done.err
+        and "node1: zone stays 'b', but cluster.yaml says 'a'; iotctl cluster set-zones" in done.err
     )
+
+
+def test_zones_are_not_set_under_a_lock_that_was_lost(spec: Path) -> None:
+    cluster = FakeCluster(level=Feature.ZONES)
+    with pytest.raises(Refused, match="lock"):
+        set_zones(cluster, load_cluster(spec / "cluster.yaml"), "ann", lock=9)
+    assert not cluster.zones
 
 
 def test_the_ring_names_the_zone_that_stops_the_meta_group(spec: Path) -> None:

@@ -25,20 +25,32 @@ MUTANTS = (
     Mutant(
         "a vote moves while a voter lags",
         "scaling/membership.py",
-        "    if not late and fittest is not None",
-        "    if fittest is not None",
+        "return _even_step(config, known, zones) if not late else None",
+        "return _even_step(config, known, zones)",
+    ),
+    Mutant(
+        "the newest voter loses its vote because it lags",
+        "scaling/membership.py",
+        'key=lambda n: (votes[zones.get(n, "")], n in late))',
+        'key=lambda n: (n in late, votes[zones.get(n, "")]))',
+    ),
+    Mutant(
+        "a surplus voter is demoted without a majority of the others",
+        "scaling/membership.py",
+        "if sum(n not in late for n in left) > len(left) // 2 else None",
+        "",
     ),
     Mutant(
         "a lost vote goes to any zone",
         "scaling/membership.py",
-        'fittest = min(ready, key=lambda n: votes[zones.get(n, "")], default=None)',
+        "fittest = _in_fewest(ready, zones, _votes(fit, zones))",
         "fittest = next(iter(ready), None)",
     ),
     Mutant(
         "votes of lost nodes count for their zone",
         "scaling/membership.py",
-        'votes = Counter(zones.get(n, "") for n in fit)',
-        'votes = Counter(zones.get(n, "") for n in config.voters)',
+        "fittest = _in_fewest(ready, zones, _votes(fit, zones))",
+        "fittest = _in_fewest(ready, zones, _votes(config.voters, zones))",
     ),
     Mutant(
         "a newcomer joins without its zone",
