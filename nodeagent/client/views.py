@@ -7,6 +7,10 @@ retained for a while, because an answer is checked against the table version of 
 import asyncio
 import random
 from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from nodeagent.client.deadline import Deadline
 from nodeagent.client.link import Link
@@ -40,6 +44,28 @@ ATTEMPT_MIN_S = 2.0
 META_TRANSIENT = (Overloaded, Unavailable)
 
 
+@dataclass(frozen=True, slots=True)
+class HeldSchemas:
+    """The schemas of the view in use, with their digest; "" if the next view must have all schemas."""
+
+    digest: str = ""
+    schemas: Mapping[tuple[str, str], TableSchema] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, view: MetaView) -> "HeldSchemas":
+        return cls(view.schemas_digest, {(s.storage_group, s.table): s for s in view.schemas})
+
+    def completed(self, view: MetaView) -> MetaView:
+        """`view` with the schemas of all tables. The node was asked for what changed since `digest`."""
+        if not view.schemas_base:
+            return view
+        assert view.schemas_base == self.digest, (view.schemas_base, self.digest)
+        changed = {(s.storage_group, s.table): s for s in view.schemas}
+        gone = set(view.dropped)
+        whole = {key: s for key, s in {**self.schemas, **changed}.items() if key not in gone}
+        return replace(view, schemas=tuple(whole.values()), schemas_base="", dropped=())
+
+
 class Views:
     """One client's view of the cluster (see the module)."""
 
@@ -53,6 +79,7 @@ class Views:
         a view names."""
 
         self._schemas: dict[tuple[str, str], TableSchema] = {}
+        self._held = HeldSchemas()
         self._tables: OrderedDict[int, Routes] = OrderedDict()
         self._refreshing: asyncio.Task[Routes] | None = None
 
@@ -120,8 +147,10 @@ class Views:
         self._rng.shuffle(targets)
         targets.sort(key=lambda t: t != self.leaders.get(META))
         deadline = Deadline(timeout_s or (self._timeout_s if strong else self.attempt_s))
-        view = await self._first(targets, GetMeta(strong, any_age), deadline, wait)
-        assert isinstance(view, MetaView), view
+        held = self._held
+        reply = await self._first(targets, GetMeta(strong, any_age, held.digest), deadline, wait)
+        assert isinstance(reply, MetaView), reply
+        view = held.completed(reply)
         if view.leader != view.node and self.leaders.get(META) == view.node:
             del self.leaders[META]  # a former leader: cut off or removed, its view lags behind
         self.adopt(view)
@@ -142,6 +171,7 @@ class Views:
         self.routes = routes = Routes(view)
         for record in view.nodes:
             self._link.learn(record.node, record.host, record.port)
+        self._held = HeldSchemas.of(view)
         for schema in view.schemas:
             self.learn_schema(schema)
         if view.leader:

@@ -10,6 +10,7 @@ import msgspec
 
 from nodeagent.meta import commands as c
 from nodeagent.meta.audit import Audit
+from nodeagent.meta.schema_changes import SchemaChanges
 from nodeagent.model.requests import Accepted, ErrorReply, Reply, SchemaInForce
 from nodeagent.model.schema import Column, Schemas, TableSchema
 
@@ -25,6 +26,14 @@ class Tables:
         self.schemas: Schemas = {(s.storage_group, s.table): s for s in kept.schemas}
         self._kept = kept
         self._audit = audit
+        self._changes: SchemaChanges | None = None
+        """None until the first view: a state that is only validated needs none."""
+
+    @property
+    def changes(self) -> SchemaChanges:
+        if self._changes is None:
+            self._changes = SchemaChanges(self.schemas.values())
+        return self._changes
 
     def put(self, p: c.PutSchema) -> Reply:
         key = (p.schema.storage_group, p.schema.table)
@@ -58,7 +67,10 @@ class Tables:
         return Accepted(index)
 
     def _set(self, schema: TableSchema) -> None:
-        self.schemas[schema.storage_group, schema.table] = schema
+        key = (schema.storage_group, schema.table)
+        if self._changes is not None:
+            self._changes.changed(self.schemas.get(key), schema)
+        self.schemas[key] = schema
         self._kept.schemas = list(self.schemas.values())
 
 

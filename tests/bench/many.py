@@ -61,7 +61,7 @@ from nodeagent.model.requests import (
 from nodeagent.raft.relay import share_of
 from nodeagent.wire.codec import decode_raft, decode_reply, encode_raft, encode_reply
 from nodeagent.wire.frames import Frame, FrameReader
-from tests.bench.figures import Report, of
+from tests.bench.figures import Figure, Report, of
 from tests.bench.images import NODES, SLOTS, large_image
 
 VOTERS = 5
@@ -89,6 +89,7 @@ def run(*, quick: bool) -> Report:
         spent = cluster.measured(partial(cluster.ask, drain))
         asked.append((spent, cluster.now - began))
     statuses = [_status_s(cluster) for _ in range(1 if quick else 3)]
+    whole, changed = _views(cluster, 3 if quick else 10)
     figures = []
     for node, what in ((cluster.leader, "many"), (cluster.relay, "many: a relay")):
         busy = [spent[node] / 10 for spent in quiet]
@@ -102,9 +103,27 @@ def run(*, quick: bool) -> Report:
         "many",
         f"{NODES} nodes, {SLOTS} slots, {VOTERS} voters of the meta group; processor time of its leader and "
         "of a follower that relays",
-        (*figures, of("many: cluster status", statuses, "s", ceiling=STATUS_S_MAX)),
+        (*figures, whole, changed, of("many: cluster status", statuses, "s", ceiling=STATUS_S_MAX)),
         time.monotonic() - started,
     )
+
+
+def _views(cluster: "ManyNodes", times: int) -> tuple[Figure, Figure]:
+    """Milliseconds of the leader for a view of the meta state, encoded: of all tables, and for a client that
+    holds them."""
+    view = cluster.ask(GetMeta(any_age=True))
+    assert isinstance(view, MetaView)
+
+    def figure(what: str, held: str) -> Figure:
+        spent, size = [], 0
+        for _ in range(times):
+            asked = cluster.measured(partial(cluster.ask, GetMeta(any_age=True, held=held)))[cluster.leader]
+            begun = time.process_time()
+            size = len(bytes(encode_reply(1, cluster.replies[-1])))
+            spent.append(asked + 1_000 * (time.process_time() - begun))
+        return of(f"many: a view {what}", spent, "ms", details={"KiB": size / 1024})
+
+    return figure("of all tables", ""), figure("for a client that holds the tables", view.schemas_digest)
 
 
 def _status_s(cluster: "ManyNodes") -> float:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from nodeagent.client.link import not_connected
 from nodeagent.client.pages import place_of
 from nodeagent.data.sessions import Sessions
+from nodeagent.meta.schema_changes import SchemaChanges
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import (
     Moved,
@@ -139,6 +140,7 @@ class FakeCluster:
         """Age of a node's answers to bounded and weak reads."""
 
         self.schemas: dict[tuple[str, str], TableSchema] = {}
+        self.changes = SchemaChanges(())
         self.operations: list[Operation] = []
         self.meta_lost = False
         self.late: set[asyncio.Task[None]] = set()
@@ -218,11 +220,15 @@ class FakeCluster:
         match request:
             case GetStatus():
                 return NodeStatus(target, "i", "c", "test", "1", "running", 0, 0, self.version, (), {})
-            case GetMeta(strong=strong):
+            case GetMeta(strong=strong, held=held):
                 if strong and self.meta_lost:
                     raise Unavailable("the meta group has no quorum")
                 stale = not strong and target != NODES[0] and self._roll(self.faults.stale_meta)
                 view = self.views[-2] if stale and len(self.views) > 1 else self.views[-1]
+                if view is self.views[-1] and (keys := self.changes.since(held)) is not None:
+                    changed = tuple(self.schemas[k] for k in sorted(keys) if k in self.schemas)
+                    dropped = tuple(sorted(keys - self.schemas.keys()))
+                    view = msgspec.structs.replace(view, schemas=changed, schemas_base=held, dropped=dropped)
                 return msgspec.structs.replace(view, node=target)
             case PutSchema() | BeginChange() | ControlOperation():
                 if target != NODES[0]:
@@ -249,8 +255,7 @@ class FakeCluster:
             schema = request.schema
             if request.ttl_ms is not None:
                 schema = msgspec.structs.replace(schema, ttl_ms=request.ttl_ms)
-            self.schemas[schema.storage_group, schema.table] = schema
-            self.publish()
+            self.add_table(schema)
             return SchemaInForce(schema)
         assert isinstance(request, BeginChange)
         if self.operations:
@@ -421,10 +426,18 @@ class FakeCluster:
             term=1,
             voters=NODES,
             learners=(),
+            schemas_digest=self.changes.digest,
         )
 
     def add_table(self, schema: TableSchema) -> None:
-        self.schemas[schema.storage_group, schema.table] = schema
+        key = (schema.storage_group, schema.table)
+        self.changes.changed(self.schemas.get(key), schema)
+        self.schemas[key] = schema
+        self.publish()
+
+    def drop_table(self, storage_group: str, table: str) -> None:
+        old = self.schemas.pop((storage_group, table))
+        self.changes.changed(old, msgspec.structs.replace(old, dropped=True))
         self.publish()
 
     def elect(self, group: str) -> None:

@@ -27,6 +27,7 @@ from nodeagent.model.requests import (
     GetManifest,
     GetMeta,
     GetOperation,
+    MetaView,
     NodeStatus,
     PutSchema,
     Reply,
@@ -373,6 +374,50 @@ def test_an_older_schema_never_replaces_a_newer_one() -> None:
         for told, known in [(SCHEMA, SCHEMA), (newer, newer), (SCHEMA, newer), (with_ttl, with_ttl)]:
             calls.views.learn_schema(told)
             assert calls.views.known_schema(SG, TABLE) == known
+
+    run(scenario())
+
+
+def test_a_second_view_has_only_the_tables_that_changed() -> None:
+    """The caller gets all of them. A view of an earlier release has no digest and all tables."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        handle, sent = fake.handle, list[MetaView]()
+        old_release = False
+
+        def noted(target: str, request: Request) -> Reply:
+            if isinstance(request, GetMeta) and old_release:
+                request = msgspec.structs.replace(request, held="")
+            reply = handle(target, request)
+            if isinstance(reply, MetaView):
+                sent.append(msgspec.structs.replace(reply, schemas_digest="") if old_release else reply)
+                return sent[-1]
+            return reply
+
+        fake.handle = noted  # type: ignore[method-assign]  # it shows what is sent
+
+        async def view() -> tuple[list[str], list[str]]:
+            whole = await cluster.meta(strong=True)
+            assert not whole.schemas_base and not whole.dropped
+            return sorted(s.table for s in sent[-1].schemas), sorted(s.table for s in whole.schemas)
+
+        other = msgspec.structs.replace(SCHEMA, table="other")
+        assert await view() == ([TABLE], [TABLE])
+        assert await view() == ([], [TABLE])
+        fake.add_table(other)
+        assert await view() == (["other"], sorted([TABLE, "other"]))
+        fake.drop_table(SG, TABLE)
+        assert await view() == ([], ["other"]) and sent[-1].dropped == ((SG, TABLE),)
+        fake.add_table(SCHEMA)
+        old_release = True
+        for _ in range(2):
+            assert await view() == (sorted([TABLE, "other"]), sorted([TABLE, "other"]))
+        old_release = False
+        fake.publish()
+        assert await view() == (sorted([TABLE, "other"]), sorted([TABLE, "other"]))
+        fake.publish()
+        assert await view() == ([], sorted([TABLE, "other"]))
 
     run(scenario())
 

@@ -1037,7 +1037,9 @@ def test_an_entry_of_the_maximum_size_is_replicated() -> None:
 
 @pytest.fixture
 def age_as_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.host.handlers.meta.meta_view", lambda node, replica, age: Accepted(age))
+    monkeypatch.setattr(
+        "nodeagent.host.handlers.meta.meta_view", lambda node, replica, age, held: Accepted(age)
+    )
 
 
 @pytest.mark.usefixtures("age_as_answer")

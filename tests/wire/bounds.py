@@ -15,6 +15,7 @@ from nodeagent.host.effect_queue import UNREMOVED_MAX
 from nodeagent.meta.audit import AUDIT_CHARS, AUDIT_KEPT
 from nodeagent.meta.commands import Command as MetaCommand
 from nodeagent.meta.operations import OPERATIONS_KEPT
+from nodeagent.meta.schema_changes import CHANGES_KEPT
 from nodeagent.model import limits
 from nodeagent.model.requests import Reply
 from nodeagent.model.runs import Run
@@ -53,6 +54,7 @@ LIMITS: dict[str, int] = {
     "MetaView.owners": SLOTS,
     "MetaView.groups": NODES,
     "MetaView.schemas": TABLES,
+    "MetaView.dropped": CHANGES_KEPT,
     "MetaView.operations": OPERATIONS_KEPT,
     "MetaView.voters": 5,
     "MetaView.learners": NODES,
@@ -224,6 +226,7 @@ def _struct(t: mi.StructType) -> Any:
     name = t.cls.__name__
     made = {f.name: _made(f.type, f"{name}.{f.name}") for f in t.fields}
     if name == "MetaView":
+        made["schemas"] = made["schemas"][: TABLES - CHANGES_KEPT]  # a table is among one of the two
         open_one = made["operations"][0]
         made["operations"] = (open_one, *[open_one.shortened()] * (OPERATIONS_KEPT - 1))
     if name == "RunsReply":  # the entries of one run alone

@@ -54,12 +54,12 @@ class MetaRequests:
         if replica.stopped:
             return self._effects.reply(token, stopped(self._node, replica))
         match request:
-            case q.GetMeta(strong=True):
-                return self._read(token, replica, "GetMeta", lambda: meta_view(self._node, replica, 0))
-            case q.GetMeta(any_age=True):
-                return self._effects.reply(token, self._aged_view(replica))
-            case q.GetMeta():
-                return self._read_bounded(token, replica)
+            case q.GetMeta(strong=True, held=held):
+                return self._read(token, replica, "GetMeta", lambda: meta_view(self._node, replica, 0, held))
+            case q.GetMeta(any_age=True, held=held):
+                return self._effects.reply(token, self._aged_view(replica, held))
+            case q.GetMeta(held=held):
+                return self._read_bounded(token, replica, held)
             case q.GetAudit():
                 return self._read(token, replica, "GetAudit", lambda: audit_view(replica.state))
             case q.GetRuns(run=run):
@@ -81,13 +81,13 @@ class MetaRequests:
         then = effects.guarded(token, what, lambda: effects.reply(token, answer()))
         replica.read(then, lambda why: effects.refuse(token, "unavailable", why))
 
-    def _aged_view(self, replica: MetaReplica) -> q.MetaView:
-        return meta_view(self._node, replica, replica.freshness.age_ms)
+    def _aged_view(self, replica: MetaReplica, held: str) -> q.MetaView:
+        return meta_view(self._node, replica, replica.freshness.age_ms, held)
 
-    def _read_bounded(self, token: int, replica: MetaReplica) -> None:
+    def _read_bounded(self, token: int, replica: MetaReplica, held: str) -> None:
         """Answer if the state is new enough, now or after a question to the leader."""
         effects, bound_ms = self._effects, self._bound_ms
-        then = effects.guarded(token, "GetMeta", lambda: effects.reply(token, self._aged_view(replica)))
+        then = effects.guarded(token, "GetMeta", lambda: effects.reply(token, self._aged_view(replica, held)))
 
         def refuse(age_ms: int) -> None:
             what = f"the meta state of {self._node} may be stale: {confirmed_text(age_ms)}; "

@@ -6,9 +6,11 @@ from msgspec.structs import replace
 
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.meta.state import MetaState
+from nodeagent.meta.tables import Tables
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Config
 from nodeagent.model.ids import NodeId
+from nodeagent.model.schema import TableSchema
 from nodeagent.partition.table import PartitionTable
 
 
@@ -36,8 +38,10 @@ def operation_view(state: MetaState, operation: str) -> q.Reply:
     return q.OperationReply(found)
 
 
-def meta_view(node: NodeId, replica: MetaReplica, age_ms: int) -> q.MetaView:
+def meta_view(node: NodeId, replica: MetaReplica, age_ms: int, held: str = "") -> q.MetaView:
+    """`held` as in `GetMeta`."""
     state = replica.state
+    schemas, base, dropped = schemas_since(state.tables, held)
     image, table = state.image, state.placement.table
     assert image.settings is not None and table is not None
     config: Config = replica.raft.log.config
@@ -51,7 +55,7 @@ def meta_view(node: NodeId, replica: MetaReplica, age_ms: int) -> q.MetaView:
         ring=table.ring.names,
         owners=_owners(table),
         groups=tuple(image.groups.values()),
-        schemas=tuple(s for s in image.schemas if not s.dropped),
+        schemas=schemas,
         operations=state.operations.listed(),
         leader=replica.raft.leader,
         term=replica.raft.term,
@@ -59,4 +63,18 @@ def meta_view(node: NodeId, replica: MetaReplica, age_ms: int) -> q.MetaView:
         learners=config.learners,
         level=image.level,
         age_ms=age_ms,
+        schemas_digest=state.tables.changes.digest,
+        schemas_base=base,
+        dropped=dropped,
     )
+
+
+def schemas_since(
+    tables: Tables, held: str
+) -> tuple[tuple[TableSchema, ...], str, tuple[tuple[str, str], ...]]:
+    """The fields `schemas`, `schemas_base` and `dropped` of a view."""
+    keys = tables.changes.since(held)
+    if keys is None:
+        return tuple(s for s in tables.schemas.values() if not s.dropped), "", ()
+    dropped = {k for k in keys if tables.schemas[k].dropped}
+    return tuple(tables.schemas[k] for k in sorted(keys - dropped)), held, tuple(sorted(dropped))

@@ -81,6 +81,9 @@ class GetMeta(Message, frozen=True, tag="GetMeta"):
 
     strong: bool = False
     any_age: bool = False
+    held: Name = ""
+    """The `schemas_digest` of a view that the caller holds, "" for none: if the node remembers what changed
+    since, the view has only these tables."""
 
 
 class MetaView(Message, frozen=True, tag="MetaView"):
@@ -111,6 +114,15 @@ class MetaView(Message, frozen=True, tag="MetaView"):
     age_ms: int = -1
     """The state holds everything acknowledged longer ago than this; -1 if no leader has confirmed it, or if
     an earlier release answered."""
+
+    schemas_digest: str = ""
+    """Stands for the schemas of all tables (`meta.schema_changes`); "" if an earlier release answered."""
+
+    schemas_base: str = ""
+    """"": `schemas` are those of all tables. Else those that may have changed since the view with this
+    digest; `dropped` are the tables (storage group, table) that were dropped since."""
+
+    dropped: tuple[tuple[str, str], ...] = ()
 
 
 class OfferState(Message, frozen=True, tag="OfferState"):

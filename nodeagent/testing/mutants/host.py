@@ -4,6 +4,12 @@ from nodeagent.testing.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "a client keeps tables that were dropped",
+        "host/handlers/views.py",
+        "held, tuple(sorted(dropped))",
+        "held, ()",
+    ),
+    Mutant(
         "staged files are deleted when the meta group is done",
         "host/slot_copier.py",
         "touched - {current} - owed",

@@ -4,6 +4,18 @@ from nodeagent.testing.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "the last change before a digest is missing",
+        "meta/schema_changes.py",
+        "[number - self._first :]",
+        "[number - self._first + 1 :]",
+    ),
+    Mutant(
+        "an old change makes a newer one of the same digest unknown",
+        "meta/schema_changes.py",
+        "if self._numbers[before] == self._first:",
+        "if True:",
+    ),
+    Mutant(
         "slots open before they are sealed",
         "meta/changes.py",
         "case Stage.SEALED if set(op.sealed) >= set(op.losing):",
