@@ -6,8 +6,8 @@ import msgspec
 
 from iotctl.observe.cluster import Cluster
 from iotctl.observe.facts import plan_facts
-from iotctl.observe.layout import zone_text, zones_to_set
 from iotctl.observe.problems import SET_ZONES
+from iotctl.observe.zones import zone_text, zones_to_set
 from iotctl.plan.make import make_spec
 from iotctl.plan.model import Difference, Plan
 from iotctl.spec.cluster import ClusterSection, ClusterSource

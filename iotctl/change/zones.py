@@ -4,7 +4,7 @@ import msgspec
 
 from iotctl.errors import RefusedProblem
 from iotctl.observe.cluster import Cluster
-from iotctl.observe.layout import zone_text, zones_to_set
+from iotctl.observe.zones import zone_text, zones_to_set
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.features import Feature
 from nodeagent.model.requests import Accepted, MetaView, SetZones

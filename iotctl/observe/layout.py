@@ -137,17 +137,6 @@ def ring_of(view: MetaView, source: ClusterSource) -> RingView:
     return RingView(view.table_version, view.settings.replicas, total, rows, crowded)
 
 
-def zone_text(zone: str) -> str:
-    return f"'{zone}'" if zone else "none"
-
-
-def zones_to_set(source: ClusterSource, view: MetaView) -> dict[str, str]:
-    """The nodes whose zone in cluster.yaml is not the one that the cluster knows, each with its zone in the
-    file. A node that the file does not list keeps its zone."""
-    listed = {n.name: n.zone for n in source.file.nodes}
-    return {n.node: listed[n.node] for n in view.nodes if listed.get(n.node, n.zone) != n.zone}
-
-
 def slots_of(cluster: Cluster, view: MetaView, storage_group: str | None) -> SlotsView:
     """Ranges from the table, loads from one member of each group. A group without an answer is `unread`.
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from iotctl.humanize import span_text
 from iotctl.observe.collect import Facts, current_of, heard_recently, replicas_of, voting
-from iotctl.observe.layout import zone_text, zones_to_set
 from iotctl.observe.model import DEAD, GroupRow, MetaRow, NodeRow, Problem
 from iotctl.observe.operations import WAITS, OperationRow, removed_by
+from iotctl.observe.zones import zone_text, zones_to_set
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.features import Feature, Levels, refusal
 from nodeagent.model.ids import META
