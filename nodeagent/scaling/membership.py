@@ -129,36 +129,47 @@ def meta_step(
     if fresh is not None:
         return add_learner(config, fresh, "")
     fit = [n for n in config.voters if n not in unfit]
-    ready = [n for n in config.learners if n not in unfit and caught_up(n)]
-    fittest = _in_fewest(ready, zones, _votes(fit, zones))
-    if len(fit) < voters_max and fittest is not None:
-        return promote(config, fittest, "")
+    if len(fit) < voters_max:
+        ready = [n for n in config.learners if n not in unfit and caught_up(n)]
+        best = _in_fewest(ready, zones, _votes(fit, zones))
+        if best is not None:
+            return promote(config, best, "")
     going = next((n for n in config.voters if n in unfit), None)
     if going is not None and len(config.voters) > 1:
         return transfer_from(config, me, caught_up) if going == me else demote(config, going, "")
-    late = {n for n in fit if n != me and not caught_up(n)}
     if len(fit) > voters_max:
-        return _surplus_step(config, fit, late, zones, me)
-    known = [n for n in ready if zones.get(n)]
-    return _even_step(config, known, zones) if not late else None
+        return _surplus_step(config, zones, me, caught_up)
+    return _even_step(config, unfit, zones, me, caught_up)
 
 
-def _even_step(config: Config, ready: Sequence[NodeId], zones: Mapping[NodeId, str]) -> Step:
+def _even_step(
+    config: Config,
+    unfit: Collection[NodeId],
+    zones: Mapping[NodeId, str],
+    me: NodeId,
+    caught_up: Callable[[NodeId], bool],
+) -> Step:
     """Promote a learner if its vote and the demotion that follows make the votes more even. Each such pair
     does, whichever nodes lag meanwhile, so votes do not move indefinitely."""
     votes = _votes(config.voters, zones)
+    most = max(votes.values())
+    few = {zone for zone in set(zones.values()) if zone and votes[zone] + 2 <= most}
+    if not few:  # the usual case: there may be a thousand learners
+        return None
+    ready = [n for n in config.learners if zones.get(n) in few and n not in unfit and caught_up(n)]
     best = _in_fewest(ready, zones, votes)
-    if best is None or votes[zones[best]] + 2 > max(votes.values()):
+    if best is None or not all(n == me or caught_up(n) for n in config.voters):
         return None
     return promote(config, best, "")
 
 
 def _surplus_step(
-    config: Config, fit: Sequence[NodeId], late: Collection[NodeId], zones: Mapping[NodeId, str], me: NodeId
+    config: Config, zones: Mapping[NodeId, str], me: NodeId, caught_up: Callable[[NodeId], bool]
 ) -> Step:
     """Demote a voter in the zone with the most votes, rather one that lags, once a majority of the others has
     caught up. The newest voter may lag: it must not lose its vote for that."""
-    votes = _votes(fit, zones)
-    going = max((n for n in fit if n != me), key=lambda n: (votes[zones.get(n, "")], n in late))
-    left = [n for n in fit if n != going]
+    votes, others = _votes(config.voters, zones), [n for n in config.voters if n != me]
+    late = {n for n in others if not caught_up(n)}
+    going = max(others, key=lambda n: (votes[zones.get(n, "")], n in late))
+    left = [n for n in config.voters if n != going]
     return demote(config, going, "") if sum(n not in late for n in left) > len(left) // 2 else None

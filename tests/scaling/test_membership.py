@@ -204,3 +204,14 @@ def test_voters_without_zones_are_the_first_nodes() -> None:
     assert spread(nodes, dict.fromkeys(nodes, "x"), 5) == tuple(nodes[:5])
     assert spread(nodes, {"n0": "x", "n1": "x", "n2": "y"}, 3) == ("n0", "n2", "n3")
     assert spread(nodes[:2], {}, 5) == tuple(nodes[:2])
+
+
+@pytest.mark.parametrize("zones", [{}, ZONES, dict.fromkeys("adfbc", "x")])
+def test_a_settled_group_is_asked_about_no_node(zones: dict[str, str]) -> None:
+    """The leader takes this step many times per second, and there may be a thousand learners."""
+
+    def caught_up(node: str) -> bool:
+        raise AssertionError(node)
+
+    config = Config(("a", "d", "f"), ("b", "c"))
+    assert meta_step(config, set("adfbc"), (), zones, voters_max=3, me="a", caught_up=caught_up) is None

@@ -25,8 +25,8 @@ MUTANTS = (
     Mutant(
         "a vote moves while a voter lags",
         "scaling/membership.py",
-        "return _even_step(config, known, zones) if not late else None",
-        "return _even_step(config, known, zones)",
+        "if best is None or not all(n == me or caught_up(n) for n in config.voters):",
+        "if best is None:",
     ),
     Mutant(
         "the newest voter loses its vote because it lags",
@@ -43,14 +43,14 @@ MUTANTS = (
     Mutant(
         "a lost vote goes to any zone",
         "scaling/membership.py",
-        "fittest = _in_fewest(ready, zones, _votes(fit, zones))",
-        "fittest = next(iter(ready), None)",
+        "best = _in_fewest(ready, zones, _votes(fit, zones))",
+        "best = next(iter(ready), None)",
     ),
     Mutant(
         "votes of lost nodes count for their zone",
         "scaling/membership.py",
-        "fittest = _in_fewest(ready, zones, _votes(fit, zones))",
-        "fittest = _in_fewest(ready, zones, _votes(config.voters, zones))",
+        "best = _in_fewest(ready, zones, _votes(fit, zones))",
+        "best = _in_fewest(ready, zones, _votes(config.voters, zones))",
     ),
     Mutant(
         "a newcomer joins without its zone",
