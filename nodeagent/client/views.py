@@ -7,8 +7,6 @@ retained for a while, because an answer is checked against the table version of 
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -44,28 +42,6 @@ ATTEMPT_MIN_S = 2.0
 META_TRANSIENT = (Overloaded, Unavailable)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldSchemas:
-    """The schemas of the view in use, with their digest; "" if the next view must have all schemas."""
-
-    digest: str = ""
-    schemas: Mapping[tuple[str, str], TableSchema] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, view: MetaView) -> "HeldSchemas":
-        return cls(view.schemas_digest, {(s.storage_group, s.table): s for s in view.schemas})
-
-    def completed(self, view: MetaView) -> MetaView:
-        """`view` with the schemas of all tables. The node was asked for what changed since `digest`."""
-        if not view.schemas_base:
-            return view
-        assert view.schemas_base == self.digest, (view.schemas_base, self.digest)
-        changed = {(s.storage_group, s.table): s for s in view.schemas}
-        gone = set(view.dropped)
-        whole = {key: s for key, s in {**self.schemas, **changed}.items() if key not in gone}
-        return replace(view, schemas=tuple(whole.values()), schemas_base="", dropped=())
-
-
 class Views:
     """One client's view of the cluster (see the module)."""
 
@@ -79,7 +55,6 @@ class Views:
         a view names."""
 
         self._schemas: dict[tuple[str, str], TableSchema] = {}
-        self._held = HeldSchemas()
         self._tables: OrderedDict[int, Routes] = OrderedDict()
         self._refreshing: asyncio.Task[Routes] | None = None
 
@@ -147,10 +122,11 @@ class Views:
         self._rng.shuffle(targets)
         targets.sort(key=lambda t: t != self.leaders.get(META))
         deadline = Deadline(timeout_s or (self._timeout_s if strong else self.attempt_s))
-        held = self._held
-        reply = await self._first(targets, GetMeta(strong, any_age, held.digest), deadline, wait)
+        held = self.routes.view if self.routes else None
+        request = GetMeta(strong, any_age, held.schemas_digest if held else "")
+        reply = await self._first(targets, request, deadline, wait)
         assert isinstance(reply, MetaView), reply
-        view = held.completed(reply)
+        view = _completed(reply, held)
         if view.leader != view.node and self.leaders.get(META) == view.node:
             del self.leaders[META]  # a former leader: cut off or removed, its view lags behind
         self.adopt(view)
@@ -171,7 +147,6 @@ class Views:
         self.routes = routes = Routes(view)
         for record in view.nodes:
             self._link.learn(record.node, record.host, record.port)
-        self._held = HeldSchemas.of(view)
         for schema in view.schemas:
             self.learn_schema(schema)
         if view.leader:
@@ -264,6 +239,17 @@ class Views:
                 next_step="see `iotctl data schema`, or create the table: name its tag columns in the import",
             )
         return known
+
+
+def _completed(view: MetaView, held: MetaView | None) -> MetaView:
+    """`view` with the schemas of all tables, if it has only what changed since the view `held`."""
+    if not view.schemas_base:
+        return view
+    assert held is not None and view.schemas_base == held.schemas_digest, view.schemas_base
+    whole = {(s.storage_group, s.table): s for s in (*held.schemas, *view.schemas)}
+    for key in view.dropped:
+        whole.pop(key, None)
+    return replace(view, schemas=tuple(whole.values()), schemas_base="", dropped=())
 
 
 def _is_recovered(old: MetaView, new: MetaView) -> bool:
