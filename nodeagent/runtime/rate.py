@@ -16,7 +16,8 @@ below it."""
 
 BUSY_ABOVE = 0.75
 BUSY_BELOW = 0.55
-"""Used share of processor time: above `BUSY_ABOVE` the rate falls, below `BUSY_BELOW` it rises."""
+"""Used share of processor time: above `BUSY_ABOVE` the rate falls, below `BUSY_BELOW` it rises. Between them,
+a rate below `START` rises slowly: after a short burst of other work, copies must not stay at the floor."""
 
 FLOOR = 2_000_000
 START = 32_000_000
@@ -25,6 +26,7 @@ CEILING = 1_000_000_000
 
 GIVE_WAY = 0.6
 TAKE_MORE = 1.25
+RECOVER = 1.1
 
 
 class Rate:
@@ -91,4 +93,6 @@ class AutoRate:
             self._limit = max(FLOOR, int(self._limit * GIVE_WAY))
         elif busy < BUSY_BELOW:
             self._limit = min(CEILING, int(self._limit * TAKE_MORE))
+        elif self._limit < START:
+            self._limit = min(START, int(self._limit * RECOVER))
         self.bytes_per_s = self._limit

@@ -44,6 +44,15 @@ def test_the_rate_rises_while_processors_are_idle_and_then_settles() -> None:
     assert settled == CEILING
 
 
+def test_a_short_burst_of_work_does_not_hold_the_rate_at_the_floor() -> None:
+    machine = Machine()
+    for _ in range(10):
+        machine.pass_time(busy=1.0, rows_per_s=500.0)
+    rates = [machine.pass_time(busy=BUSY_ABOVE - 0.1, rows_per_s=500.0) for _ in range(40)]
+    assert rates == sorted(rates) and FLOOR < rates[0] < 1.2 * FLOOR and rates[-1] == START
+    assert machine.pass_time(busy=BUSY_ABOVE + 0.05, rows_per_s=500.0) < START
+
+
 def test_the_rate_has_no_limit_after_the_writers_stop() -> None:
     machine = Machine()
     for _ in range(10):
