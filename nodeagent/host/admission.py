@@ -1,15 +1,19 @@
 """First start and join.
 
 A seed asks every other seed until all have the same configuration. Then all create the same meta group, and
-its first leader writes the first entry, which fixes the cluster id. A joining node asks the seeds whether its
-parameters fit, follows the answer of the seed with the newest meta state, and follows the meta group as soon
-as it is added. An empty directory is refused if the cluster knows the node under another incarnation: a voter
-that lost its memory must not return under its old name.
+its first leader writes the first entry, which fixes the cluster id. A seed that has created the group refuses
+a `node.yaml` with other first voters, and the other seeds refuse that seed, until the cluster exists. A seed
+that creates it later takes the first voters from the cluster.
+
+A joining node asks the seeds whether its parameters fit, follows the answer of the seed with the newest
+meta state, and follows the meta group as soon as it is added. An empty directory is refused if the cluster
+knows the node under another incarnation: a voter that lost its memory must not return under its old name.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TypeGuard
 
 from nodeagent.host.effect_queue import EffectQueue
@@ -29,6 +33,9 @@ ASK_SELDOM_MS = 2_000
 ASKED_AT_ONCE = 4
 """Questions without an answer at a time. Each is a TLS connection of its own: if twenty seeds on a small
 machine ask all others again and again, no handshake ends in time."""
+
+
+_OR_BEGIN_AGAIN = "or, if no node reports a cluster, begin again with an empty directory on every seed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,9 @@ class Admission:
         """Seeds that have not answered the last question."""
 
         self.waiting_for: tuple[str, ...] = ()
+        self._differs = ""
+        """Why the meta replica on the disk does not belong to `node.yaml`."""
+
         self._done = False
         self._ended = False
 
@@ -72,7 +82,7 @@ class Admission:
         if self._ended:
             return ""
         if not self.config.join:
-            return next((a.why for a in self._answers.values() if a.why), "")
+            return self._differs or next((a.why for a in self._answers.values() if a.why), "")
         formed = [(a.reply.applied, not a.why, a.why) for a in self._answers.values() if _is_formed(a.reply)]
         if formed:
             return max(formed)[2]
@@ -120,10 +130,17 @@ class Admission:
                 f"cluster {reply.cluster_id} knows {self.config.node} with another data directory; "
                 "an empty one may not take its place: use `iotctl cluster replace-node`"
             )
-        if reply.cluster_id and not self.config.join and not reply.member:
+        if self.config.join:
+            return ""
+        if reply.cluster_id and not reply.member:
             return (
                 f"cluster {reply.cluster_id} exists already; set `join: true` and run "
                 "`iotctl cluster add-node`"
+            )
+        if reply.first is not None and not reply.cluster_id and self._begins_otherwise(reply.first):
+            return (
+                f"{seed.node} began a cluster with other first voters; restore `seeds` and `meta_voters` in "
+                f"node.yaml, {_OR_BEGIN_AGAIN}"
             )
         return ""
 
@@ -136,19 +153,41 @@ class Admission:
             return
         self.waiting_for = tuple(sorted(s.node for s in self._others() if not self._fits(s)))
         if not self.waiting_for:
-            self._finish(first_config(self.config))
+            self._finish(self._first_of_cluster() or first_config(self.config))
 
     def _fits(self, seed: Seed) -> bool:
         answer = self._answers.get(seed.node)
         return answer is not None and not answer.why
 
+    def _first_of_cluster(self) -> Config | None:
+        """What the newest log of an existing cluster begins with; the log of a node that joined may begin
+        without members."""
+        formed = [a.reply for a in self._answers.values() if _is_formed(a.reply)]
+        known = [(r.applied, r.first) for r in formed if r.first is not None and r.first.voters]
+        return max(known, key=itemgetter(0))[1] if known else None
+
+    def _begins_otherwise(self, first: Config) -> bool:
+        """Whether a replica with this first configuration does not belong to `node.yaml`."""
+        mine = first_config(self.config)
+        return set(first.voters) != set(mine.voters) or set(first.learners) != set(mine.learners)
+
     def _finish(self, config: Config) -> None:
         self._done = True
         self._create(config)
 
-    def stop(self) -> None:
-        """The disk holds a meta replica, so none is to be created."""
+    def stop(self, first: Config | None = None) -> None:
+        """The disk holds a meta replica, so none is to be created. `first`: the configuration with
+        which its log begins, if it knows no cluster."""
         self._done = True
+        if first is None or not self._begins_otherwise(first):
+            return
+        if not first.voters:
+            self._differs = "this directory waits to join a cluster; set `join: true` and restart"
+            return
+        self._differs = (
+            f"this directory began a cluster with the first voters {', '.join(first.voters)}, but node.yaml "
+            f"gives others; restore `seeds` and `meta_voters`, {_OR_BEGIN_AGAIN}"
+        )
 
     def end(self) -> None:
         """This node knows its cluster: from now on the meta state says what it may do."""
@@ -161,6 +200,8 @@ class Admission:
         Returns:
             Whether there are none.
         """
+        if self._differs:
+            return False  # this node would name other seeds than its group has
         missing = [s for s in self._others() if not self._fits(s)]
         self._ask(missing)
         return not missing
@@ -213,9 +254,15 @@ def status_question(config: NodeConfig, incarnation: str) -> CheckStatus:
 
 
 def check_status(
-    config: NodeConfig, incarnation: str, meta: MetaState, ready: bool, asked: CheckStatus
+    config: NodeConfig,
+    incarnation: str,
+    meta: MetaState,
+    ready: bool,
+    asked: CheckStatus,
+    first: Config | None = None,
 ) -> StatusChecked:
-    """Compare the parameters of the asking node with those of this node, field by field."""
+    """Compare the parameters of the asking node with those of this node, field by field. `first`: the
+    configuration with which the log of the meta replica begins."""
     conflicts = [f for f in ClusterSettings.__struct_fields__ if _differs(config, asked, f)]
     nodes = {(n.host, n.port) for n in meta.image.nodes.values()}
     if asked.join:
@@ -239,6 +286,7 @@ def check_status(
         known is not None and known.incarnation == asked.incarnation,
         members_of(meta.image),
         meta.applied,
+        first,
     )
 
 

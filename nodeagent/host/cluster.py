@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from nodeagent.host.context import Context
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.meta.state import MetaState
+from nodeagent.model.entries import Config
 from nodeagent.model.ids import GroupId, NodeId
 
 
@@ -26,6 +27,12 @@ class Cluster:
     @property
     def id(self) -> str:
         return self.meta.cluster_id
+
+    @property
+    def first_config(self) -> Config | None:
+        """The configuration with which the log of the meta replica begins: before any change of the
+        membership, the one with which the replica was created."""
+        return self.meta_replica.raft.log.base.config if self.meta_replica is not None else None
 
     @property
     def table_version(self) -> int:

@@ -50,9 +50,17 @@ class Starting:
 
 
 def says(
-    cluster: str = "k", applied: int = 0, *, known: bool = False, conflicts: tuple[str, ...] = ()
+    cluster: str = "k",
+    applied: int = 0,
+    *,
+    known: bool = False,
+    conflicts: tuple[str, ...] = (),
+    member: bool = False,
+    first: Config | None = None,
 ) -> Reply:
-    return StatusChecked("x", "j", conflicts, cluster, known, True, applied=applied)
+    return StatusChecked(
+        "x", "j", conflicts, cluster, known, True, member=member, applied=applied, first=first
+    )
 
 
 def test_a_seed_without_meta_state_does_not_check_the_seeds_of_a_joining_node() -> None:
@@ -149,6 +157,80 @@ def test_seeds_in_another_order_are_a_conflict() -> None:
     assert check_status(mine, "i", empty, True, status_question(other, "j")).conflicts == CONFLICT
     same = config("d", seeds, join=False)
     assert check_status(mine, "i", empty, True, status_question(same, "j")).conflicts == ()
+
+
+SIX = tuple(Seed(n, n, 1) for n in "abcdef")
+MINE = config("a", SIX, join=False)
+TURNED = config("d", SIX[3:] + SIX[:3], join=False)
+"""The same seeds in another order, which begin with other voters."""
+
+
+def test_a_seed_that_began_with_other_voters_is_refused_until_its_directory_is_empty() -> None:
+    """Its node.yaml was edited since, and is like ours."""
+    empty, asked = MetaState(Image()), status_question(MINE, "i")
+    edited = msgspec.structs.replace(TURNED, seeds=SIX)
+    began = check_status(edited, "j", empty, True, asked, first_config(TURNED))
+    assert began.conflicts == ()
+    node = Starting("a", SIX, join=False)
+    node.hear(**dict.fromkeys("bce", says("")), d=began)
+    node.hear(f=says(""))
+    assert "d began a cluster with other first voters" in node.admission.refused and not node.made
+    node.hear(d=check_status(edited, "k", empty, True, asked))
+    assert node.made == [first_config(MINE)] and not node.admission.refused
+
+
+def test_a_seed_that_began_with_the_same_voters_fits() -> None:
+    """Also one of an earlier release, which does not say with what it began."""
+    asked = status_question(MINE, "i")
+    began = check_status(
+        config("d", SIX, join=False), "j", MetaState(Image()), True, asked, first_config(MINE)
+    )
+    node = Starting("a", SIX, join=False)
+    node.hear(**dict.fromkeys("bce", says("")), d=began)
+    node.hear(f=says(""))
+    assert began.first and node.made == [first_config(MINE)]
+
+
+def test_a_seed_that_began_without_this_node_is_refused() -> None:
+    """The voters are the same, but the new cluster would lack a node."""
+    node = Starting("a", NEW, join=False)
+    node.hear(b=says(""), c=says("", first=Config(("a", "b", "c"))), d=says(""))
+    assert "c began a cluster" in node.admission.refused and not node.made
+
+
+def test_a_seed_that_creates_its_replica_late_begins_like_the_cluster() -> None:
+    """node.yaml was edited on all nodes since: its voters could form a second cluster. The log of a node that
+    joined begins without members, and an earlier release does not say with what its log begins."""
+    theirs = Config(("d", "e", "f"), ("a", "b", "c"))
+    node = Starting("a", SIX, join=False)
+    node.hear(
+        b=says(""),
+        c=says("k", 9, member=True, first=Config()),
+        d=says("k", 7, member=True, first=theirs),
+        e=says("k", 5, member=True, first=Config(("e",))),
+    )
+    node.hear(f=says("k", 8, member=True))
+    assert node.made == [theirs] and not node.admission.refused
+
+
+def test_a_node_is_refused_while_node_yaml_has_other_first_voters_than_its_replica() -> None:
+    """It does not write the first entry either. Once the cluster exists, its meta state is in force."""
+    node = Starting("a", SIX, join=False)
+    node.admission.stop(first_config(TURNED))
+    assert "began a cluster with the first voters d, e, f, a, b, but" in node.admission.refused
+    for seeds in ("bcde", "f"):
+        node.hear(**dict.fromkeys(seeds, says("")))
+        node.effects.now += ASK_SELDOM_MS
+    assert node.admission.refused and not node.admission.ask_missing()
+    node.admission.end()
+    assert not node.admission.refused
+
+    fits = Starting("a", SIX, join=False)
+    fits.admission.stop(first_config(MINE))
+    assert not fits.admission.refused
+    joining = Starting("a", SIX, join=False)
+    joining.admission.stop(Config())
+    assert joining.admission.refused == "this directory waits to join a cluster; set `join: true` and restart"
 
 
 def test_the_first_voters_are_in_as_many_zones_as_possible() -> None:

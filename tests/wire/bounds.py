@@ -38,6 +38,8 @@ TEXT = limits.TEXT_CHARS_MAX
 LIMITS: dict[str, int] = {
     "StatusChecked.conflicts": 20,
     "StatusChecked.members": NODES,
+    "Config.voters": 5,
+    "Config.learners": NODES,
     "NodeStatus.groups": 2 * REPLICAS + 2,
     "GroupStatus.voters": 5,
     "GroupStatus.learners": NODES,

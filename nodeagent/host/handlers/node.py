@@ -21,7 +21,10 @@ class NodeRequests:
     def check_status(self, token: int, request: q.CheckStatus) -> None:
         """Answer in every state of the node, because the answer contains that state."""
         context, is_ready = self._context, not self._admission.refused
-        reply = check_status(context.config, context.incarnation, self._cluster.meta, is_ready, request)
+        cluster = self._cluster
+        reply = check_status(
+            context.config, context.incarnation, cluster.meta, is_ready, request, cluster.first_config
+        )
         context.effects.reply(token, reply)
 
     def answer(self, token: int, request: Node) -> None:

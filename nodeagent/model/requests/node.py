@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from nodeagent.model.bounds import Count, Name, Port, Time
 from nodeagent.model.config import ClusterSettings, Seed
+from nodeagent.model.entries import Config
 from nodeagent.model.features import FIRST, Levels
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests.base import GUESTS, MEMBERS, READERS, Message, Traits
@@ -77,6 +78,10 @@ class StatusChecked(Message, frozen=True, tag="StatusChecked"):
 
     applied: int = 0
     """Meta log index that the answering node has applied; earlier releases do not set it."""
+
+    first: Config | None = None
+    """The configuration with which the log of the answering node's meta replica begins; None without one.
+    Earlier releases do not set it."""
 
 
 class GetStatus(Message, frozen=True, tag="GetStatus"):
