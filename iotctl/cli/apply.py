@@ -34,7 +34,10 @@ def apply(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Ask, then execute a plan. Without PLAN, it is made from cluster.yaml. A second run changes nothing."""
+    """Ask, then execute a plan.
+
+    Without PLAN, make the plan from cluster.yaml. A second run only completes the first.
+    """
     from iotctl.change.convergence import spec_plan
     from iotctl.cli.changes import execute_plan
 

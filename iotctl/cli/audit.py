@@ -50,7 +50,7 @@ def export(
 @app.command()
 @step(READS)
 def check(ctx: typer.Context, file: File) -> None:
-    """Check that no line is missing in an exported file, and that none was changed. Exit with 7 if so."""
+    """Check an exported file for missing or changed lines. Exit with 7 if there are any."""
     from iotctl.observe import audit
 
     session = session_of(ctx)

@@ -61,7 +61,7 @@ def renew(
         str,
         typer.Option(
             "--within",
-            metavar="30d",
+            metavar="DURATION",
             parser=Duration,
             help="Renew certificates that expire within this time.",
         ),

@@ -121,13 +121,13 @@ def route(
             "--tag",
             metavar="TAG=VALUE",
             parser=parsed_tag,
-            help="Limit to the device with these tags; repeatable.",
+            help="Limit to rows with these tags; repeatable.",
         ),
     ] = None,
 ) -> None:
     """Show where rows are: their slots, groups, members and files.
 
-    With --tag, show only the slot of the device that has exactly these tags.
+    With --tag, show only the slot of the rows with exactly these tags.
     """
     from iotctl.cli import views
     from iotctl.observe.route import route_of
@@ -173,7 +173,7 @@ def wait_for(
 def events(
     ctx: typer.Context,
     since: Annotated[
-        str, typer.Option(metavar="1h", parser=Duration, help="Show events that are at most this old.")
+        str, typer.Option(metavar="DURATION", parser=Duration, help="Show events that are at most this old.")
     ] = "24h",
     limit: Annotated[int, typer.Option(min=1, help="Show only this many of the newest events.")] = 200,
     watch: Watch = False,
@@ -242,7 +242,10 @@ def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
     )
 )
 def drain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
-    """Transfer the node's leaderships and keep it from leading until `undrain`. Its slots do not move."""
+    """Keep a node from leading until `undrain`.
+
+    The node transfers its leaderships. Its slots do not move.
+    """
     _drain(session_of(ctx), name, True, dry_run)
 
 

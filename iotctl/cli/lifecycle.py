@@ -100,7 +100,10 @@ def stop(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Stop all agents, or the named ones if every group keeps its quorum without them."""
+    """Stop all agents or the named ones.
+
+    Named agents are stopped only if every group keeps its quorum without them.
+    """
     from iotctl.lifecycle.agents import agents_of
     from iotctl.lifecycle.rolling import RestartPlan
 
@@ -157,7 +160,10 @@ def restart(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Restart agents, by default one by one: transfer leadership first, and keep every group's quorum."""
+    """Restart agents, by default one by one.
+
+    Transfer leadership first, and keep every group's quorum.
+    """
     from iotctl.lifecycle.machines import chosen
     from iotctl.lifecycle.rolling import plan_waves
 
@@ -225,7 +231,10 @@ def logs(
 
 @step(Traits(inspect=lambda look, use: look.agents.destroy(use), is_whole=True, is_visible=never))
 def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False) -> int:
-    """Stop every agent and delete all data; keep cluster.yaml and the certificate authority."""
+    """Stop every agent and delete all data.
+
+    cluster.yaml and the certificate authority remain.
+    """
     from iotctl.errors import Exit, UsageProblem
     from iotctl.lifecycle import destroy as destroying
     from iotctl.spec.find import authority_dir

@@ -105,7 +105,10 @@ def destroy(
     yes: Yes = False,
     confirm: Confirm = None,
 ) -> None:
-    """Stop every agent and delete the directory, which `local up` or `iotctl demo` must have created."""
+    """Stop every agent and delete the fleet's directory.
+
+    `local up` or `iotctl demo` must have created it.
+    """
     from iotctl.fleet.local import LocalFleet
 
     session = session_of(ctx)

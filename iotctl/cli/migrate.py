@@ -53,7 +53,7 @@ class JobOptions:
 def migrate(
     ctx: typer.Context,
     verify_: Annotated[
-        bool, typer.Option("--verify", help="Compare the copies with the old data, then sign off.")
+        bool, typer.Option("--verify", help="Compare the copies with the old data; sign off if equal.")
     ] = False,
     depth: VerifyDepth = None,
     operation: Annotated[
@@ -62,9 +62,7 @@ def migrate(
     ] = None,
     *,
     job: JobOptions,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Accepted for clarity; every run resumes.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="No effect: every run resumes.")] = False,
     report: Report = None,
     dry_run: DryRun = False,
 ) -> int:

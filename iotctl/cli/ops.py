@@ -105,9 +105,8 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
 def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
     """Resume an operation that is paused or waits for `migrate`, then watch it; repeating this is safe.
 
-    If an operation is paused and also waits, this ends only the pause. A wait for a sign-off or for the
-    release of old copies is not ended: the last line of the output names the command that
-    ends it.
+    If an operation is paused and also waits, this ends only the pause. To end a wait for a sign-off or for
+    the release of old copies, run the command that the last line of the output names.
     """
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import control, pick

@@ -151,9 +151,10 @@ HoldRelease = Annotated[
     str | None,
     typer.Option(
         "--hold-release",
-        metavar="24h",
+        metavar="DURATION",
         parser=Duration,
-        help="Retain the old copies this long or until `ops release`; no other change can start before then.",
+        help="Retain the old copies this long, such as 24h, or until `ops release`; no other change can "
+        "start before then.",
     ),
 ]
 NoWriteSpec = Annotated[

@@ -53,7 +53,10 @@ class ReportFiles:
 
 @app.command()
 def validate(ctx: typer.Context, file: File) -> None:
-    """Check the file without a cluster: print every mistake with line and column."""
+    """Check the file without a cluster.
+
+    Print every mistake with its line and column.
+    """
     session = session_of(ctx)
     book = _load(session, file)
     body = {"playbook": book.file.name, "steps": list(book.ids), "valid": True}

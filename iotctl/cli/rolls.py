@@ -30,9 +30,9 @@ OlderThan = Annotated[
     str | None,
     typer.Option(
         "--older-than",
-        metavar="1h",
+        metavar="DURATION",
         parser=Duration,
-        help="Include only agents that have run longer than this or do not answer.",
+        help="Include only agents that have run longer than this, such as 1h, or do not answer.",
     ),
 ]
 

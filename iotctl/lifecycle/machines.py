@@ -93,7 +93,7 @@ class Machines:
 
 
 def look(source: ClusterSource, node: NodeEntry, host: Host) -> Found:
-    """What the machine holds of `node`.
+    """The state of `node` on its machine.
 
     Raises:
         Unreachable: the machine did not answer.
@@ -104,13 +104,13 @@ def look(source: ClusterSource, node: NodeEntry, host: Host) -> Found:
 
 
 def facts_of(source: ClusterSource, node: NodeEntry, host: Host) -> Facts:
-    """The facts of the machine, without what it holds of the node. Raises `Unreachable`."""
+    """The facts of the machine only. Raises `Unreachable`."""
     machine, runs = ask(host, _about_machine(source, node), _about_agent(source, node))
     return facts.facts_of(machine, host, agent=bool(running_in(runs).agent))
 
 
 def examine(source: ClusterSource, node: NodeEntry, host: Host) -> tuple[Facts, Found]:
-    """The machine and what it holds of `node`, in one round trip. Raises as `look`."""
+    """Both `facts_of` and `look`, in one round trip. Raises as `look`."""
     machine, runs, held = ask(
         host, _about_machine(source, node), _about_agent(source, node), _about_node(source, node)
     )
@@ -143,7 +143,7 @@ def _readable(source: ClusterSource, node: NodeEntry, found: Found) -> Found:
         raise RefusedProblem(
             f"{node.name}: {path} belongs to {owner} and {found.user} may not read it;"
             " nothing was changed there",
-            next=f"log in as {owner}: ssh: {{user: {owner}}} in {source.path.name}",
+            next=f"set `ssh: {{user: {owner}}}` in {source.path.name}",
             where=node.name,
         )
     return found

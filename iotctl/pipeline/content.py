@@ -177,9 +177,9 @@ def _fetch(cluster: Cluster, holdings: Sequence[Holding]) -> dict[ContentKey, by
     found: dict[ContentKey, bytes | NodeAgentError] = {}
     kept: dict[str, bytes] = {}
     for group in groups:
-        wishes = [(h.node, h.snapshot, f.meta.name, f.meta.size) for h in group for f in h.files]
-        for wish, got in zip(wishes, fetch_files(cluster, wishes), strict=True):
-            found[wish[:3]] = kept.setdefault(content_hash(got), got) if isinstance(got, bytes) else got
+        requests = [(h.node, h.snapshot, f.meta.name, f.meta.size) for h in group for f in h.files]
+        for request, got in zip(requests, fetch_files(cluster, requests), strict=True):
+            found[request[:3]] = kept.setdefault(content_hash(got), got) if isinstance(got, bytes) else got
     return found
 
 

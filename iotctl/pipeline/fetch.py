@@ -18,14 +18,14 @@ FileRequest = tuple[NodeId, str, str, int]
 """(node, snapshot, name, size in bytes)."""
 
 
-def fetch_file(cluster: Cluster, wish: FileRequest) -> bytes:
+def fetch_file(cluster: Cluster, wanted: FileRequest) -> bytes:
     """The whole file, not yet checked against its hash.
 
     Raises:
         NodeAgentError: the node cannot be reached, or has no such file.
         FileCorrupt: the node's file has another length.
     """
-    node, snapshot, name, size = wish
+    node, snapshot, name, size = wanted
     parts: list[bytes] = []
     got = 0
     while True:
@@ -40,19 +40,19 @@ def fetch_file(cluster: Cluster, wish: FileRequest) -> bytes:
             return b"".join(parts) if len(parts) > 1 else parts[0]
 
 
-def fetch_files(cluster: Cluster, wishes: Sequence[FileRequest]) -> list[bytes | NodeAgentError]:
-    """Each file or its error, in the order of the wishes."""
+def fetch_files(cluster: Cluster, requests: Sequence[FileRequest]) -> list[bytes | NodeAgentError]:
+    """Each file or its error, in the order of the requests."""
 
-    def one(wish: FileRequest) -> bytes | NodeAgentError:
+    def one(request: FileRequest) -> bytes | NodeAgentError:
         try:
-            return fetch_file(cluster, wish)
+            return fetch_file(cluster, request)
         except NodeAgentError as error:
             return error
 
-    if len(wishes) < 2:
-        return [one(wish) for wish in wishes]
-    with ThreadPoolExecutor(min(FETCHES_MAX, len(wishes))) as pool:
-        return list(pool.map(one, wishes))
+    if len(requests) < 2:
+        return [one(request) for request in requests]
+    with ThreadPoolExecutor(min(FETCHES_MAX, len(requests))) as pool:
+        return list(pool.map(one, requests))
 
 
 def content_hash(content: bytes) -> str:

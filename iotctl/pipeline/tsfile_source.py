@@ -219,7 +219,7 @@ def _table_of(path: str, table: str) -> tuple[str, tuple[FileColumn, ...]]:
     if table:
         return table, tables.get(table, ())
     if not tables:
-        raise InvalidInput(f"{path} has no tables: omit it, or name the table of the others with `table`")
+        raise InvalidInput(f"{path} has no tables: omit the file, or set the option `table`")
     if len(tables) != 1:
         raise InvalidInput(f"{path} has the tables {', '.join(sorted(tables))}: choose one with `table`")
     return next(iter(tables.items()))

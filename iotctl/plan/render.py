@@ -32,7 +32,7 @@ def render(plan: Plan) -> tuple[Rows, ...]:
 
 
 def summary(plan: Plan) -> Rows:
-    """`bytes placed freely`: the least for the same shares if groups did not have to follow the ring."""
+    """`bytes, any placement`: the least for the same shares if groups did not have to follow the ring."""
     s = plan.summary
 
     def beside(what: str, planned: int, least: int) -> tuple[Cell, ...]:
@@ -45,7 +45,7 @@ def summary(plan: Plan) -> Rows:
         beside("slots moved", s.slots_moved, s.lower_bound_slots),
         alone("non-empty slots moved", s.nonempty_slots_moved),
         beside("bytes copied", s.bytes_copied, s.lower_bound_bytes),
-        beside("bytes placed freely", s.bytes_copied, s.free_placement_bytes),
+        beside("bytes, any placement", s.bytes_copied, s.free_placement_bytes),
         alone("max - min before", s.max_minus_min_before),
         alone("max - min after", s.max_minus_min_after),
     ]

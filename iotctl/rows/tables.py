@@ -107,7 +107,7 @@ def drop_tables(cluster: Cluster, schemas: Sequence[TableSchema], on_dropped: Ca
 
     Raises:
         Partly: a table could not be dropped, but others were.
-        NodeAgentError: of the first table, as `drop_table`.
+        NodeAgentError: the first table could not be dropped, for the reasons of `drop_table`.
     """
     partitions = 0
     for done, schema in enumerate(schemas):
@@ -138,7 +138,7 @@ def write_one(
     create: bool = False,
 ) -> int:
     """Write one row given as `field=value` words. Values have the table's types; in new columns whole numbers
-    are INT64, other numbers DOUBLE, true and false BOOLEAN, the rest (and numbers such as `007`) STRING.
+    are INT64, other numbers (also `nan`, `inf`) DOUBLE, true and false BOOLEAN, the rest (also `007`) STRING.
 
     Raises:
         UsageProblem: a word is not FIELD=VALUE, or a field is repeated.
@@ -207,7 +207,7 @@ def _value(name: str, text: str, kind: str | None) -> pa.Array:
         exact.overflowed(given, value).any() or exact.changed(given, value, kind).any()
     ):
         raise InputProblem(
-            f"{name}: a {kind} cannot hold {text}", next="nothing was written; give another value"
+            f"{name}: a {kind} cannot hold {text}; nothing was written", next="give another value"
         )
     return value
 

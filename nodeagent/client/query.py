@@ -38,7 +38,7 @@ def sent_level(read: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A read of one table. The times are inclusive; each tag must be equal."""
+    """A read of one table. `read` is one of `LEVELS`."""
 
     storage_group: str
     spec: ScanSpec
@@ -47,7 +47,7 @@ class Query:
 
 
 def slots_of(storage_group: str, spec: ScanSpec, settings: ClusterSettings) -> Mask:
-    """The slots that can contain the rows: none or few for a bounded time range, else all."""
+    """The slots that can contain the rows; all if they are more than `SLOTS_LISTED_MAX`."""
     if spec.time_from > spec.time_to:
         return np.zeros(settings.slots, np.bool_)
     first, last = (

@@ -64,18 +64,18 @@ def check_columns(names: Iterable[str]) -> None:
 
 
 def check_apart(names: Iterable[str]) -> None:
-    """Check that no two names differ only in case, as Spark compares them: it lowers the upper case of a
-    name, so that `ı` and `i` are equal.
+    """Check that no two names are equal when case is ignored, as Spark compares them: it lowers the upper
+    case of a name, so that `ı` and `i` are equal.
 
     Raises:
-        InvalidName: two names differ only in case.
+        InvalidName: two names are equal when case is ignored.
     """
     known: dict[str, str] = {}
     for name in names:
         twin = known.setdefault(name.upper().casefold(), name)
         if twin is not name:
             raise InvalidName(
-                f"columns {twin!r} and {name!r} have the same name: they differ only in case",
+                f"columns {twin!r} and {name!r} are equal if case is ignored, as in Spark",
                 next_step="rename either of them",
             )
 

@@ -117,7 +117,7 @@ def change_between(
     if (gone, come) != expected or len(gone) < (kind is ChangeKind.REPLACE) or old.slots != new.slots:
         what = f"{kind} {node}".rstrip()
         raise InvalidInput(
-            f"the change was refused: its tables do not differ by `{what}`", next_step="make a new plan"
+            f"the change was refused: old and new ring do not fit `{what}`", next_step="make a new plan"
         )
     groups = group_changes(old.ring, new.ring, replicas)
     return Change(

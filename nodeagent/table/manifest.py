@@ -63,7 +63,7 @@ class Manifest:
         """Files that are not TsFiles, by name."""
 
         self.changes: dict[str, FileMeta | None] = {}
-        """Name -> file added (None: removed) since the last checkpoint took all files."""
+        """Name -> file added (None: removed) since the last checkpoint of all files."""
 
         self.nbytes = 0
         self.rows = 0

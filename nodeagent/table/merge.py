@@ -1,7 +1,7 @@
 """Merge many parts of one table, of different ages, into one.
 
-A time series is (table, tags, field), so the newest write wins *per cell*: among rows of equal (tags, time),
-each field takes the newest non-null value, by the part's order and then by the row's position in its part. A
+A cell is (table, tags, time, field). The newest write wins per cell: among rows of equal (tags, time), each
+field takes the newest non-null value, by the part's order and then by the row's position in its part. A
 tombstone removes the matching rows of every part with an older order.
 The result is sorted by (tags, time): tags in schema order, null first, then UTF-8 byte order.
 """
@@ -114,8 +114,8 @@ def _surviving(
         if tomb.table != schema.table:
             continue
         older = sum(rows for order, rows in ages if order < tomb.order)
-        # Nodes refuse a delete by a column that is not a tag. A delete by a column that holds no text, logged
-        # before nodes refused it, has no effect.
+        # Nodes refuse a delete by a column that is not a tag. One that was logged before they did has no
+        # effect here if these rows lack the column or it holds no text.
         if any(name not in columns or columns[name].type != pa.string() for name, _ in tomb.tags):
             continue
         prefix = {name: columns[name].slice(0, older) for name, _ in tomb.tags}
@@ -141,9 +141,9 @@ def _matches(
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
-    """Rows sorted by (tags, time, age). `order[i]` is the position of sorted row i, None if the rows are
-    sorted already; a cell is a run of equal (tags, time), given by its first and last sorted row."""
+class _Runs:
+    """Rows sorted by (tags, time, age), in runs of equal (tags, time). `first` and `last` are the sorted rows
+    at the ends of each run. `order[i]` is the position of sorted row i; None if the rows are sorted."""
 
     order: Int64s | None
     first: Int64s
@@ -155,31 +155,31 @@ class _Cells:
 
 def _newest_per_cell(columns: dict[str, pa.Array], tags: tuple[str, ...]) -> dict[str, pa.Array]:
     rows = len(columns[TIME])
-    cells = _cells(columns, tags)
-    if cells is None:
+    runs = _runs(columns, tags)
+    if runs is None:
         return columns
-    newest = pa.array(cells.source(cells.last))
-    if len(cells.last) == rows:
+    newest = pa.array(runs.source(runs.last))
+    if len(runs.last) == rows:
         return {name: array.take(newest) for name, array in columns.items()}
     keys = {TIME, *tags}
     return {
-        name: array.take(newest if name in keys or array.null_count == 0 else _newest_values(array, cells))
+        name: array.take(newest if name in keys or array.null_count == 0 else _newest_values(array, runs))
         for name, array in columns.items()
     }
 
 
-def _newest_values(array: pa.Array, cells: _Cells) -> pa.Array:
-    """For each cell, the row of its newest non-null value; null if it has none."""
+def _newest_values(array: pa.Array, runs: _Runs) -> pa.Array:
+    """For each run, the row of its newest non-null value; null if it has none."""
     valid = array.is_valid().to_numpy(zero_copy_only=False)
-    if cells.order is not None:
-        valid = valid[cells.order]
-    latest = np.maximum.accumulate(np.where(valid, np.arange(len(valid)), -1))[cells.last]
-    none = latest < cells.first
-    return pa.array(cells.source(np.where(none, 0, latest)), mask=none)
+    if runs.order is not None:
+        valid = valid[runs.order]
+    latest = np.maximum.accumulate(np.where(valid, np.arange(len(valid)), -1))[runs.last]
+    none = latest < runs.first
+    return pa.array(runs.source(np.where(none, 0, latest)), mask=none)
 
 
-def _cells(columns: dict[str, pa.Array], tags: tuple[str, ...]) -> _Cells | None:
-    """The cells of the rows, or None if the rows are sorted and each row is a cell of its own."""
+def _runs(columns: dict[str, pa.Array], tags: tuple[str, ...]) -> _Runs | None:
+    """The runs of the rows, or None if the rows are sorted and no two have equal (tags, time)."""
     time = columns[TIME].to_numpy()
     rows = len(time)
     if rows == 0:
@@ -202,7 +202,7 @@ def _cells(columns: dict[str, pa.Array], tags: tuple[str, ...]) -> _Cells | None
     edges = np.flatnonzero(starts)
     first = np.concatenate(([0], edges + 1))
     last = np.concatenate((edges, [rows - 1]))
-    return _Cells(order, first, last)
+    return _Runs(order, first, last)
 
 
 def _stable_order(key: Int64s) -> Int64s:

@@ -1,7 +1,7 @@
 """Limits of a node's accepted connections, and of the memory for their unfinished frames. Pure.
 
 Before its hello a peer is unknown. Few such connections are allowed; if there are more, the oldest is
-aborted, silent connections first. So half-open connections lock no peer out, however many there are. After
+aborted, silent connections first. So silent connections cannot use up the limit. After
 the hello each role has its own limit, and a single reader may use only a part of the limit for readers.
 """
 

@@ -22,7 +22,7 @@ class Repeat(Enum):
     """Retry at any node: the request changes nothing, or a repeat has the same result."""
 
     UNLESS_FAILED = "unless failed"
-    """Retry if no reply arrived, but not if a node replied that it failed: it may have done a part of it."""
+    """Retry if no reply arrived, but not after an error reply: a part may have been done."""
 
     NEVER = "never"
     """Never retry: report that the outcome is unknown."""
@@ -37,7 +37,7 @@ class Traits:
 
     repeat: Repeat = Repeat.FREELY
     is_queued: bool = False
-    """A slow read: it waits while the peer's share of such reads is running (`runtime.shares`)."""
+    """A slow read: a peer runs a limited number at a time, the others wait (`runtime.shares`)."""
 
     is_long: bool = False
     """The reply comes after long work, which a second request would only repeat."""
