@@ -35,7 +35,7 @@ ASKED_AT_ONCE = 4
 machine ask all others again and again, no handshake ends in time."""
 
 
-_OR_BEGIN_AGAIN = "or, if no node reports a cluster, begin again with an empty directory on every seed"
+_OR_BEGIN_AGAIN = "or, if no node reports a cluster, stop all seeds and begin again with empty directories"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,10 @@ class Admission:
         if self._ended:
             return ""
         if not self.config.join:
-            return self._differs or next((a.why for a in self._answers.values() if a.why), "")
+            answers = self._answers.values()
+            of_cluster = [a.why for a in answers if a.reply is None or _is_formed(a.reply)]
+            differs = "" if of_cluster else self._differs  # a cluster knows more than this directory
+            return next(filter(None, [*of_cluster, differs, *(a.why for a in answers)]), "")
         formed = [(a.reply.applied, not a.why, a.why) for a in self._answers.values() if _is_formed(a.reply)]
         if formed:
             return max(formed)[2]
@@ -139,7 +142,7 @@ class Admission:
             )
         if reply.first is not None and not reply.cluster_id and self._begins_otherwise(reply.first):
             return (
-                f"{seed.node} began a cluster with other first voters; restore `seeds` and `meta_voters` in "
+                f"{seed.node} began a cluster with other first members; restore `seeds` and `meta_voters` in "
                 f"node.yaml, {_OR_BEGIN_AGAIN}"
             )
         return ""
@@ -177,7 +180,7 @@ class Admission:
 
     def stop(self, first: Config | None = None) -> None:
         """The disk holds a meta replica, so none is to be created. `first`: the configuration with
-        which its log begins, if it knows no cluster."""
+        which its log begins."""
         self._done = True
         if first is None or not self._begins_otherwise(first):
             return
@@ -185,8 +188,9 @@ class Admission:
             self._differs = "this directory waits to join a cluster; set `join: true` and restart"
             return
         self._differs = (
-            f"this directory began a cluster with the first voters {', '.join(first.voters)}, but node.yaml "
-            f"gives others; restore `seeds` and `meta_voters`, {_OR_BEGIN_AGAIN}"
+            f"this directory began a cluster with the voters {', '.join(first.voters)} and "
+            f"{len(first.learners)} other nodes, but node.yaml gives others; restore `seeds` and "
+            f"`meta_voters`, {_OR_BEGIN_AGAIN}"
         )
 
     def end(self) -> None:

@@ -67,7 +67,7 @@ def open_host(life: NodeRun, held: Held) -> Host:
     for group in sorted(set(held.groups) - {META} - set(replicas.damaged) - set(replicas.unlogged)):
         _reopen_data(host, group, *held.groups[group])
     if host.cluster.meta_replica is not None:
-        host.admission.stop(None if host.cluster.id else host.cluster.first_config)
+        host.admission.stop(host.cluster.first_config)
         host.on_meta()
     if META not in replicas.damaged:
         host.admission.start()
@@ -134,7 +134,7 @@ def _fetch_meta(host: Host, life: NodeRun, found: Found) -> None:
     def fetched(payload: bytes) -> None:
         del host.replicas.damaged[META]
         _reopen_meta(host, found, payload, "")
-        host.admission.stop(None if host.cluster.id else host.cluster.first_config)
+        host.admission.stop(host.cluster.first_config)
         host.on_meta()
 
     if len(life.config.seeds) > 1:

@@ -174,7 +174,7 @@ def test_a_seed_that_began_with_other_voters_is_refused_until_its_directory_is_e
     node = Starting("a", SIX, join=False)
     node.hear(**dict.fromkeys("bce", says("")), d=began)
     node.hear(f=says(""))
-    assert "d began a cluster with other first voters" in node.admission.refused and not node.made
+    assert "d began a cluster with other first members" in node.admission.refused and not node.made
     node.hear(d=check_status(edited, "k", empty, True, asked))
     assert node.made == [first_config(MINE)] and not node.admission.refused
 
@@ -193,8 +193,9 @@ def test_a_seed_that_began_with_the_same_voters_fits() -> None:
 
 def test_a_seed_that_began_without_this_node_is_refused() -> None:
     """The voters are the same, but the new cluster would lack a node."""
-    node = Starting("a", NEW, join=False)
-    node.hear(b=says(""), c=says("", first=Config(("a", "b", "c"))), d=says(""))
+    node = Starting("a", SIX, join=False)
+    node.hear(b=says(""), c=says("", first=Config(("a", "b", "c", "d", "e"))), d=says(""), e=says(""))
+    node.hear(f=says(""))
     assert "c began a cluster" in node.admission.refused and not node.made
 
 
@@ -217,7 +218,7 @@ def test_a_node_is_refused_while_node_yaml_has_other_first_voters_than_its_repli
     """It does not write the first entry either. Once the cluster exists, its meta state is in force."""
     node = Starting("a", SIX, join=False)
     node.admission.stop(first_config(TURNED))
-    assert "began a cluster with the first voters d, e, f, a, b, but" in node.admission.refused
+    assert "began a cluster with the voters d, e, f, a, b and 1 other" in node.admission.refused
     for seeds in ("bcde", "f"):
         node.hear(**dict.fromkeys(seeds, says("")))
         node.effects.now += ASK_SELDOM_MS
@@ -225,6 +226,15 @@ def test_a_node_is_refused_while_node_yaml_has_other_first_voters_than_its_repli
     node.admission.end()
     assert not node.admission.refused
 
+    for reply, why in (
+        (says("k", 9), "cluster k exists already"),
+        (ErrorReply("forbidden", "the incarnation of a was retired"), "b: the incarnation of a was retired"),
+        (says("k", 9, member=True), ""),
+    ):
+        known = Starting("a", SIX, join=False)
+        known.admission.stop(first_config(TURNED))
+        known.hear(b=reply)
+        assert known.admission.refused.startswith(why) and bool(known.admission.refused) == bool(why)
     fits = Starting("a", SIX, join=False)
     fits.admission.stop(first_config(MINE))
     assert not fits.admission.refused
