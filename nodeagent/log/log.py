@@ -30,7 +30,7 @@ from nodeagent.log.replay import Recovered, Replay, path_of, read_newest
 from nodeagent.log.segment import Segment
 from nodeagent.log.segments import NEW, Segments
 from nodeagent.log.space import NoSpace, Space
-from nodeagent.model.disk import Disk
+from nodeagent.model.disk import UNFINISHED, Disk
 from nodeagent.model.entries import LogOp
 from nodeagent.model.ids import GroupId
 from nodeagent.model.limits import MIB
@@ -108,7 +108,7 @@ class Log:
         """
         disk.mkdirs(directory)
         for name in disk.listdir(directory):
-            if name.endswith((NEW, ".tmp")):
+            if name.endswith((NEW, UNFINISHED)):
                 disk.unlink(f"{directory}/{name}")
         replay = Replay()
         replay.run(disk, directory)

@@ -21,6 +21,9 @@ import msgspec
 
 Buffer = bytes | bytearray | memoryview
 
+UNFINISHED = ".tmp"
+"""Suffix of the file that `write_atomic` renames at its end; a crash can leave it."""
+
 
 class FileStat(msgspec.Struct, frozen=True):
     """`size` in bytes, `modified_ms` in milliseconds since the epoch."""
@@ -84,7 +87,8 @@ class Disk(Protocol):
         ...
 
     def write_atomic(self, path: str, data: Buffer) -> None:
-        """Replace the file as a whole: temporary file, sync, rename, sync of the directory."""
+        """Replace the file as a whole: temporary file (`path` + `UNFINISHED`), sync, rename, sync of the
+        directory."""
         ...
 
     def rename(self, old: str, new: str) -> None:

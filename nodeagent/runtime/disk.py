@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Self
 
-from nodeagent.model.disk import Buffer, File, FileStat
+from nodeagent.model.disk import UNFINISHED, Buffer, File, FileStat
 from nodeagent.model.errors import Refused
 
 LOCK_NAME = "LOCK"
@@ -169,7 +169,7 @@ class RealDisk:
 
     def write_atomic(self, path: str, data: Buffer) -> None:
         target = self._at(path)
-        temporary = target + ".tmp"
+        temporary = target + UNFINISHED
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
             with RealFile(os.open(temporary, flags, _FILE_MODE), path) as file:

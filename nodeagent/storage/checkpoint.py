@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from nodeagent.model.decoding import UNDECODABLE
-from nodeagent.model.disk import Disk
+from nodeagent.model.disk import UNFINISHED, Disk
 from nodeagent.model.errors import Damaged, NotFound
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
@@ -66,6 +66,15 @@ def save_checkpoint(disk: Disk, group: GroupId, payload: bytes, changes: FileCha
     if disk.exists(layout.delta_path(group)):
         disk.unlink(layout.delta_path(group))
     return xxhash.xxh3_128_hexdigest(payload)
+
+
+def drop_unfinished(disk: Disk, group: str) -> None:
+    """Delete the temporary file of a checkpoint or delta whose write a crash interrupted. The next write
+    would replace it, but there may be none."""
+    for name in (layout.CHECKPOINT, layout.DELTA):
+        path = f"{layout.GROUPS}/{group}/{name}{UNFINISHED}"
+        if disk.exists(path):
+            disk.unlink(path)
 
 
 def _save_delta(disk: Disk, group: GroupId, payload: bytes, changes: FileChanges) -> str:

@@ -53,7 +53,7 @@ from nodeagent.model.jobs import (
 )
 from nodeagent.model.limits import KIB, MIB
 from nodeagent.storage import layout
-from nodeagent.storage.checkpoint import save_checkpoint, with_files
+from nodeagent.storage.checkpoint import drop_unfinished, save_checkpoint, with_files
 from nodeagent.storage.engine import Engine
 from nodeagent.storage.files import SlotFiles
 from nodeagent.storage.format import scan_rows
@@ -115,6 +115,8 @@ class Storage:
         for operation in self.staging.operations():
             if operation.startswith(REPAIR):
                 self.staging.drop(operation)
+        for group in self._disk.listdir(layout.GROUPS):
+            drop_unfinished(self._disk, group)
 
     def stop(self) -> None:
         self._engine.stop()

@@ -26,6 +26,7 @@ INDEX = "index"
 PART = ".part"
 IMAGE = "image."
 UNIT = "unit."
+CHECKPOINT, DELTA = "checkpoint", "checkpoint.delta"
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _SNAPSHOT = re.compile(r"[0-9a-f]{1,64}")
@@ -62,12 +63,12 @@ def group_dir(group: GroupId) -> str:
 
 
 def checkpoint_path(group: GroupId) -> str:
-    return f"{group_dir(group)}/checkpoint"
+    return f"{group_dir(group)}/{CHECKPOINT}"
 
 
 def delta_path(group: GroupId) -> str:
     """Path of the changes since the checkpoint."""
-    return f"{group_dir(group)}/checkpoint.delta"
+    return f"{group_dir(group)}/{DELTA}"
 
 
 def image_path(group: GroupId, index: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from nodeagent.model.disk import Disk
+from nodeagent.model.disk import UNFINISHED, Disk
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
 from nodeagent.storage import layout
@@ -80,7 +80,7 @@ def _in_group(disk: Disk, group: GroupId, manifest: Collection[FileMeta] | None)
             if not disk.stat(path).is_dir:  # an empty directory waits for the next start
                 yield Leftover(path, ORPHAN)
         elif path not in (root, layout.slots_dir(group), *checkpoints, *images):
-            yield Leftover(path, TEMPORARY if path in [f"{c}.tmp" for c in checkpoints] else FOREIGN)
+            yield Leftover(path, TEMPORARY if path in [f"{c}{UNFINISHED}" for c in checkpoints] else FOREIGN)
 
 
 def _below(disk: Disk, path: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import errno
 from collections.abc import Sequence
 from typing import Self
 
-from nodeagent.model.disk import Buffer, File, FileStat
+from nodeagent.model.disk import UNFINISHED, Buffer, File, FileStat
 from nodeagent.testing.inodes import Change, Directory, Inode, apply
 from nodeagent.testing.volume import PowerCut, Volume, path_parts
 
@@ -118,7 +118,7 @@ class SimDisk(Volume):
         return bytes(self._file(path).seen)
 
     def write_atomic(self, path: str, data: Buffer) -> None:
-        temporary = path + ".tmp"
+        temporary = path + UNFINISHED
         try:
             with self.open(temporary, create=True) as file:
                 file.truncate(0)

@@ -1,24 +1,28 @@
 """Jobs on a disk that fails: the result of an answered job is durable, and a failed job can be retried."""
 
+import contextlib
 import errno
 import random
 from collections.abc import Callable
 
 import pytest
 
+from nodeagent.model.disk import UNFINISHED
 from nodeagent.model.files import Tombstone
 from nodeagent.model.jobs import (
     CheckpointSaved,
     CloseFiles,
     Done,
     Failed,
+    FileChanges,
     FilesClosed,
     RemoveGroup,
     SaveCheckpoint,
     Scan,
     Scanned,
 )
-from nodeagent.storage import executor
+from nodeagent.storage import executor, layout
+from nodeagent.storage.checkpoint import save_checkpoint
 from nodeagent.storage.executor import Storage
 from nodeagent.table.arrow import decode
 from nodeagent.testing.disk import SimDisk
@@ -220,6 +224,23 @@ def test_temporary_files_are_deleted_at_the_next_start() -> None:
         storage = room(disk)
         assert disk.listdir("tmp") == []
     assert left > 5
+
+
+def test_an_unfinished_checkpoint_is_deleted_at_the_next_start() -> None:
+    """The next checkpoint would replace the temporary file, but a group at rest makes none."""
+    disk = SimDisk()
+    base = save_checkpoint(disk, GROUP, b"state")
+    left = set[str]()
+    for cut in range(1, 9):
+        for changes in (None, FileChanges(base, ())):
+            disk.cut_power_at = disk.operations + cut
+            with contextlib.suppress(PowerCut):
+                save_checkpoint(disk, GROUP, b"state", changes)
+            disk.restart()
+            left |= {n for n in disk.listdir(layout.group_dir(GROUP)) if n.endswith(UNFINISHED)}
+            room(disk)
+            assert set(disk.listdir(layout.group_dir(GROUP))) <= {"checkpoint", "checkpoint.delta"}
+    assert left == {"checkpoint.tmp", "checkpoint.delta.tmp"}
 
 
 def test_a_close_that_fails_leaves_no_temporary_file() -> None:
