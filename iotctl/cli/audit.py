@@ -21,17 +21,21 @@ def export(
     ctx: typer.Context,
     since: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Begin with the lines of the last DURATION, such as 7d."),
+        typer.Option(
+            metavar="DURATION", help="Omit lines older than this, such as 7d; ignored if FILE has lines."
+        ),
     ] = None,
     to: Annotated[
         Path | None,
         typer.Option("--to", metavar="FILE", help="Append the lines that FILE lacks, as JSON lines."),
     ] = None,
 ) -> None:
-    """Print the audit log, or append it to a file: who changed what, and when.
+    """Print the audit log, or append it to a file.
 
-    The cluster retains the newest 4 096 lines. The digest of each line covers all lines before it, so that a
-    missing or changed line shows (`audit check`).
+    The audit log says who changed what, and when.
+
+    The cluster retains the newest 4 096 lines. The digest of each line covers all lines before it, so
+    `audit check` detects missing or changed lines.
     """
     from iotctl.cli import views
     from iotctl.observe import audit

@@ -27,7 +27,10 @@ app = typer.Typer(help="Manage certificates of nodes and operators.", no_args_is
 @app.command()
 @step(Traits(inspect=lambda look, use: look.would(use)))
 def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
-    """Create the certificate authority and your certificate, if they are missing."""
+    """Create the certificate authority and your certificate.
+
+    Existing ones are retained.
+    """
     from iotctl.lifecycle.certificates import AUTHORITY, initialise, lacking
     from iotctl.spec.find import authority_dir, operator_dir
 
@@ -46,7 +49,10 @@ def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
 @app.command()
 @step(READS)
 def show(ctx: typer.Context) -> int:
-    """List every certificate and its expiry, over SSH: this works even if the cluster rejects yours."""
+    """List every certificate and its expiry, over SSH.
+
+    This works even if the cluster rejects your certificate.
+    """
     from iotctl.lifecycle import certificates
 
     return _code(_shown(session_of(ctx), certificates.show))
@@ -69,7 +75,10 @@ def renew(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Renew certificates that have expired or expire soon, including yours. Agents need no restart."""
+    """Renew certificates that have expired or expire soon. Agents need no restart.
+
+    Your own certificate is one of them.
+    """
     from iotctl.lifecycle import certificates
     from iotctl.lifecycle.machines import Machines
     from iotctl.spec.units import parse_duration_ms

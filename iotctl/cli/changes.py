@@ -32,7 +32,7 @@ class NewAddress:
     port: Annotated[
         int,
         typer.Option(
-            help="Port of the new node, with --host; default: as in defaults of cluster.yaml.",
+            help="Port of the new node, with --host; default: `defaults` in cluster.yaml.",
             show_default=False,
         ),
     ] = 0
@@ -56,7 +56,7 @@ def add_node(
     address: NewAddress,
     options: NodeChangeOptions,
 ) -> int:
-    """Add nodes: show the plan, ask, start the change and watch it."""
+    """Show the plan to add nodes, ask, start and watch it."""
     from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_add
 
@@ -116,7 +116,7 @@ def replace_node(
     options: NodeChangeOptions,
     confirm: Confirm = None,
 ) -> int:
-    """Replace a node: the new node takes over its slots and its place on the ring."""
+    """Replace a node. The new node takes over its slots and its place on the ring."""
     from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_replace
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli import changes, hosts, levels, lifecycle
-from iotctl.cli.options import AcceptDataLoss, Confirm, DryRun, Duration, Node, Nodes, Watch
+from iotctl.cli.options import AcceptDataLoss, Confirm, DryRun, Duration, Follow, Node, Nodes, Watch
 from iotctl.cli.row_options import parsed_tag, parsed_time
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import READS, WORKS, Traits, step
@@ -29,7 +29,9 @@ changes.register(app)
 @app.command()
 @step(READS)
 def status(ctx: typer.Context, watch: Watch = False) -> int:
-    """Show the cluster: nodes, lost groups, operations, problems, even if most agents are down.
+    """Show the cluster, even if most agents are down.
+
+    The result has nodes, lost groups, operations and problems.
 
     -o json adds all groups.
     """
@@ -65,7 +67,7 @@ def groups(ctx: typer.Context, watch: Watch = False) -> int:
 @app.command()
 @step(READS)
 def ring(ctx: typer.Context, watch: Watch = False) -> int:
-    """Show the ring: nodes in order, each with its group and slots."""
+    """Show the nodes on the ring with their groups and slots."""
     from iotctl.cli import views
     from iotctl.cli.watching import repeated
     from iotctl.observe.layout import ring_of
@@ -89,7 +91,7 @@ def slots(
     ] = None,
     watch: Watch = False,
 ) -> int:
-    """Show which group owns which slots, and what the slots hold."""
+    """Show the owners of the slots, and what the slots hold."""
     from iotctl.cli import views
     from iotctl.cli.watching import repeated
     from iotctl.observe.layout import slots_of
@@ -125,7 +127,7 @@ def route(
         ),
     ] = None,
 ) -> None:
-    """Show where rows are: their slots, groups, members and files.
+    """Show the slots, groups, members and files of rows.
 
     With --tag, show only the slot of the rows with exactly these tags.
     """
@@ -154,7 +156,10 @@ def wait_for(
         str, typer.Option("--for", metavar="healthy|op=ID", parser=_goal, help="State to wait for.")
     ],
 ) -> None:
-    """Wait until the cluster is healthy, or an operation ends or waits for the operator."""
+    """Wait until the cluster is healthy or an operation stops.
+
+    An operation stops when it ends or waits for the operator.
+    """
     from iotctl.cli.watching import watch_healthy, watch_operation
     from iotctl.output.table import Table
 
@@ -176,7 +181,7 @@ def events(
         str, typer.Option(metavar="DURATION", parser=Duration, help="Show events that are at most this old.")
     ] = "24h",
     limit: Annotated[int, typer.Option(min=1, help="Show only this many of the newest events.")] = 200,
-    watch: Watch = False,
+    watch: Follow = False,
 ) -> int:
     """Show events, newest last; --watch adds new events. The command needs no leader.
 
@@ -256,14 +261,14 @@ def drain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
     )
 )
 def undrain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
-    """Let a drained node lead again; it leads its own group within seconds."""
+    """Let a drained node lead again. It leads its own group within seconds."""
     _drain(session_of(ctx), name, False, dry_run)
 
 
 @app.command("set-zones")
 @step(Traits(inspect=lambda look, use: look.would(use), is_whole=True))
 def set_zones(ctx: typer.Context, dry_run: DryRun = False) -> None:
-    """Set the nodes' zones in the cluster to those of cluster.yaml.
+    """Set the zones of nodes as in cluster.yaml.
 
     The voters of the meta group then move to as many zones as possible, one at a time. Replicas of data stay
     where they are: their zones follow from the order of the ring.
@@ -310,10 +315,12 @@ def recover(
     accept_data_loss: AcceptDataLoss = False,
     confirm: Confirm = None,
 ) -> int:
-    """Force the recovery of groups that lost their majority because these nodes are permanently lost.
+    """Force the recovery of groups that lost their majority.
+
+    The nodes that you name must be permanently lost.
 
     Each group continues from its live member with the newest log. Writes that only the lost nodes
-    acknowledged are lost. Without --accept-data-loss nothing is changed (exit 5).
+    have are lost. Without --accept-data-loss nothing is changed (exit 5).
     """
     from iotctl.change import recover as recovering
     from iotctl.cli import views

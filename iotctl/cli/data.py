@@ -166,7 +166,7 @@ def delete(
     session.confirm_name(f"delete {'' if limits else 'all '}{what}", name=session.source.name, given=confirm)
     partitions = delete_rows(session.cluster, schema, selection)
     body = {"partitions": partitions}
-    session.output.emit("data-delete", body, lambda: [f"deleted in {partitions} partitions: {what}"])
+    session.output.emit("data-delete", body, lambda: [f"deleted {what} (partitions: {partitions})"])
 
 
 @app.command("drop")
@@ -181,7 +181,9 @@ def drop(
     yes: Yes = False,
     confirm: Confirm = None,
 ) -> None:
-    """Drop a table, or a whole storage group, with its rows; ask for the cluster's name if there are rows.
+    """Drop a table, or a whole storage group, with its rows.
+
+    The command asks for the cluster's name if there are rows.
 
     A later table with the same name gets the tags and column types of this table. Every node must run this
     release or a newer one.
@@ -234,10 +236,14 @@ def query(
     read: Read = "strong",
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, help="Rows to print at most; default: 1000 in a table, else all."),
+        typer.Option(
+            "--limit", min=1, help="Print at most this many rows; default: 1000 in a table, else all."
+        ),
     ] = None,
 ) -> None:
-    """Print the rows of a table that match tags and a time range; -o csv prints CSV.
+    """Print the rows of a table that match tags and a time range.
+
+    Use -o csv to print CSV.
 
     A bounded or weak read reports its age: its rows include every write that was
     acknowledged at least that long ago.
@@ -289,13 +295,15 @@ def schema(
             "--set-ttl",
             metavar="DURATION|none",
             parser=_ttl,
-            help="Delete rows of the table once they are older than this.",
+            help="Delete rows of the table once they are older than this; none: retain them.",
         ),
     ] = None,
     dry_run: DryRun = False,
     confirm: Confirm = None,
 ) -> None:
-    """Show tables with their columns and TTL; with --set-ttl, change the TTL of a table.
+    """Show tables with their columns and TTL, or change a TTL.
+
+    --set-ttl changes the TTL of one table.
 
     The command asks for the cluster's name if the TTL would delete rows at once.
     """

@@ -20,7 +20,10 @@ def demo(
         str | None, typer.Option("--dir", help="Directory of the fleet; default: a temporary one.")
     ] = None,
 ) -> int:
-    """Start a fleet, load sensor data, add and remove nodes under load, verify everything."""
+    """Start a fleet, load data, add and remove nodes under load.
+
+    At the end, the command compares the replicas and counts the rows.
+    """
     from iotctl.cli import reports
     from iotctl.demo.run import run_demo
     from iotctl.errors import Exit

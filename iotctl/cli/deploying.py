@@ -41,10 +41,12 @@ def deploy(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Make the machines match cluster.yaml: software, certificates, settings, running agents.
+    """Make the machines match cluster.yaml.
 
-    A machine without differences is not changed. Agents that run keep their version and the settings that
-    are read only at startup, until `cluster upgrade`.
+    This installs software, certificates and settings, and starts agents.
+
+    A machine without differences is not changed. Until `cluster upgrade`, running agents keep their version
+    and those settings that an agent reads only when it starts.
     """
     session = session_of(ctx)
     if session.fleet is not None:
@@ -103,7 +105,10 @@ def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait
 def upgrade(
     ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, dry_run: DryRun = False, yes: Yes = False
 ) -> int:
-    """Upgrade nodes to this machine's version and cluster.yaml's settings, by default one by one."""
+    """Upgrade nodes to this machine's version and settings.
+
+    The settings are those of cluster.yaml here. By default, nodes are upgraded one by one.
+    """
     from iotctl.change.lock import lock_purpose
     from iotctl.lifecycle import deploy as deploying
     from iotctl.lifecycle.rolling import RestartPlan, plan_waves

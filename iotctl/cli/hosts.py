@@ -34,7 +34,10 @@ def trust(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Show the machines' SSH host keys and store the accepted keys next to cluster.yaml."""
+    """Show the SSH host keys and store the keys you accept.
+
+    The file of accepted keys is next to cluster.yaml.
+    """
     from iotctl.errors import Exit, Partly, RefusedProblem
     from iotctl.fleet.known_hosts import KnownHosts
     from iotctl.lifecycle import hosts
@@ -81,7 +84,10 @@ def _agrees(session: Session, new: list[EnrolledHost], yes: bool) -> bool:
 
 @step(READS)
 def check(ctx: typer.Context, nodes: Names = None) -> int:
-    """Check whether every machine can run its node: clock, disk, ports, Python, limits, names."""
+    """Check whether every machine can run its node.
+
+    The checks are of clock, disk, ports, Python, limits and names.
+    """
     from iotctl.errors import Exit
     from iotctl.lifecycle.hosts import check_hosts
 

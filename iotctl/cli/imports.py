@@ -62,7 +62,7 @@ class ImportOptions:
     truncate_times: Annotated[
         bool,
         typer.Option(
-            "--truncate-times", help="Truncate times to milliseconds instead of refusing more digits."
+            "--truncate-times", help="Truncate times to milliseconds instead of refusing finer ones."
         ),
     ] = False
     tag: Annotated[
@@ -117,7 +117,9 @@ def import_(
     options: ImportOptions,
     dry_run: DryRun = False,
 ) -> None:
-    """Import a file; columns that are neither the time nor tags become fields.
+    """Import a file.
+
+    Columns that are neither the time nor tags become fields.
 
     The table is created if it is missing.
 

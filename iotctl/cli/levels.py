@@ -15,7 +15,9 @@ def register(app: typer.Typer) -> None:
 
 @step(Traits(inspect=lambda look, use: look.would(use), is_whole=True))
 def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = False) -> None:
-    """Enable the new release's features, once every node runs the new release.
+    """Enable the new release's features on all nodes.
+
+    Every node must run the new release.
 
     This raises the cluster's feature level to the highest level that all nodes support. Until then, every
     node can go back to the previous release; afterwards, none can.

@@ -8,7 +8,7 @@ import typer
 
 from iotctl.cli.deploying import deploy, upgrade
 from iotctl.cli.hosts import Names
-from iotctl.cli.options import Confirm, DryRun, Watch, Yes
+from iotctl.cli.options import Confirm, DryRun, Follow, Yes
 from iotctl.cli.rolls import (
     AtOnce,
     OlderThan,
@@ -42,7 +42,7 @@ def init(
     replicas: Annotated[int, typer.Option(min=1, max=9, help="Number of copies of every row.")] = 3,
     dry_run: DryRun = False,
 ) -> None:
-    """Write cluster.yaml for these machines and create the cluster's certificate authority."""
+    """Write cluster.yaml and create the certificate authority."""
     from iotctl.lifecycle.initialise import initialise
 
     session = session_of(ctx)
@@ -195,9 +195,12 @@ def logs(
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=1, help="Show this many lines of each node.")
     ] = 50,
-    watch: Watch = False,
+    watch: Follow = False,
 ) -> int:
-    """Show the last log lines of the agents, even if they are down; --watch adds new lines."""
+    """Show the last log lines of the agents. --watch adds new lines.
+
+    This works even if agents are down.
+    """
     from iotctl.cli.watching import after, repeated
     from iotctl.errors import Exit, Unreachable
     from iotctl.lifecycle.agents import logs as logs_of

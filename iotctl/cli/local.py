@@ -50,7 +50,7 @@ def up(
     wait: Wait = True,
     dry_run: DryRun = False,
 ) -> None:
-    """Create and start a fleet; if it exists, start those of its agents that are down."""
+    """Create and start a fleet. If it exists, start those of its agents that are down."""
     from iotctl.fleet.local import LocalFleet
     from nodeagent.model.config import ClusterSettings
 
@@ -91,7 +91,7 @@ def down(ctx: typer.Context, directory: Dir = DEFAULT_DIR, dry_run: DryRun = Fal
 @app.command()
 @step(READS)
 def status(ctx: typer.Context, directory: Dir = DEFAULT_DIR) -> None:
-    """Show the fleet's processes (for the cluster, see `cluster status`)."""
+    """Show the fleet's processes. `cluster status` shows the cluster."""
     session, fleet = _existing(ctx, directory)
     _print(session, fleet, "local-status")
 

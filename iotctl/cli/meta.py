@@ -26,10 +26,13 @@ BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file that `m
 @app.command()
 @step(READS)
 def status(ctx: typer.Context, watch: Watch = False) -> int:
-    """Show each node's role, journal and images, even if most agents are down.
+    """Show each node's role, journal and images.
 
-    `first` and `last` are the journal entries that a node has, `applied` the last one in its state, `age` how
-    long ago a leader confirmed the state. Exit with 4 if no majority of the voters answers.
+    This works even if most agents are down.
+
+    `first` and `last` are the first and last journal entries of a node, `applied` is the last one in its
+    state, and `age` is how long ago a leader confirmed the state. Exit with 4 if no majority of the voters
+    answers.
     """
     from iotctl.cli import meta_views
     from iotctl.cli.watching import repeated
@@ -51,10 +54,12 @@ def status(ctx: typer.Context, watch: Watch = False) -> int:
 def recover(
     ctx: typer.Context, names: Nodes, accept_data_loss: AcceptDataLoss = False, confirm: Confirm = None
 ) -> int:
-    """Force the recovery of the meta group, which lost its majority because these nodes are permanently lost.
+    """Force the recovery of a meta group that lost its majority.
+
+    The nodes that you name must be permanently lost.
 
     The group continues from the living node with the newest journal. Metadata that only the lost nodes have
-    is lost. If they come back, they are refused. Without --accept-data-loss nothing is changed (exit 5).
+    is lost. Lost nodes that come back are refused. Without --accept-data-loss nothing is changed (exit 5).
     """
     from iotctl.change import recover_meta as recovering
     from iotctl.cli import meta_views
@@ -116,11 +121,11 @@ def restore(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Restore tables, TTLs and the placement of slots from a backup of the metadata.
+    """Restore tables, TTLs and the placement of slots from a backup.
 
     Tables that are missing are created; existing tables get missing columns and retain their rows and TTLs.
-    The slots need a cluster of the same nodes in the same order; other nodes need --tables-only. A repeat
-    completes a restore that was interrupted.
+    To restore the placement of slots, the cluster must have the same nodes in the same ring order; otherwise
+    use --tables-only. Run the command again to complete an interrupted restore.
     """
     from iotctl.change.restore_meta import look
     from iotctl.cli import meta_views

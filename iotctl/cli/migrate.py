@@ -44,7 +44,7 @@ class JobOptions:
         rate_option("Cluster-wide copy rate, such as 200MB/s, or auto; default: the operation's rate."),
     ] = None
     concurrency: Annotated[
-        int, typer.Option(min=1, max=256, help="Copy at most this many units at the same time.")
+        int, typer.Option(min=1, max=256, help="Copy at most this many units (up to 32 slots each) at once.")
     ] = 8
 
 
@@ -66,7 +66,10 @@ def migrate(
     report: Report = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Copy the data of an open change with Spark; with --verify, compare the copies and sign off."""
+    """Copy the data of an open change with Spark, or compare it.
+
+    --verify copies what is missing, compares the copies, and signs off if they are equal.
+    """
     from iotctl.cli import reports
     from iotctl.errors import Exit, RefusedProblem
     from iotctl.observe.operations import describe_operation, pick

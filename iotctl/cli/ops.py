@@ -35,7 +35,7 @@ def list_operations(
         bool, typer.Option("--open", help="List only operations that have not ended.")
     ] = False,
 ) -> None:
-    """List the operations that the cluster remembers, and the holder of its lock."""
+    """List the cluster's operations, and the holder of its lock."""
     from iotctl.change.lock import described, kept
     from iotctl.observe.operations import open_operations
     from nodeagent.model.errors import NodeAgentError
@@ -79,7 +79,9 @@ def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
 @app.command()
 @step(Traits(inspect=lambda look, use: look.would(use), undone_by=("ops.resume",)))
 def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
-    """Pause an operation: start no copies and release nothing until `ops resume`.
+    """Pause an operation until `ops resume`.
+
+    A paused operation starts no copies and releases nothing.
 
     Copies in progress finish. The stages before COPYING continue, so that every slot accepts
     writes again.
@@ -103,7 +105,9 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
 
 @app.command()
 def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
-    """Resume an operation that is paused or waits for `migrate`, then watch it; repeating this is safe.
+    """Resume a paused or waiting operation, then watch it.
+
+    Repeating this is safe.
 
     If an operation is paused and also waits, this ends only the pause. To end a wait for a sign-off or for
     the release of old copies, run the command that the last line of the output names.
@@ -165,7 +169,10 @@ def cancel(
 
 @app.command()
 def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
-    """Release the old copies that --hold-release retains; if a node leaves, return when it has left."""
+    """Release the old copies that --hold-release retains.
+
+    If the change removes a node, wait until it has left.
+    """
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import control, pick
 
@@ -190,7 +197,10 @@ def unlock(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Take the cluster lock from a program that hangs; the program's next step is then refused."""
+    """Take the cluster lock from a program that hangs.
+
+    The program's next step is then refused.
+    """
     from iotctl.change.lock import described, drop, kept
     from iotctl.errors import RefusedProblem
 

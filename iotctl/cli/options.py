@@ -99,6 +99,7 @@ AcceptDataLoss = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do; change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for completion.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 s until interrupted.")]
+Follow = Annotated[bool, typer.Option("--watch", help="Check for new entries every 2 s until interrupted.")]
 AcceptLayout = Annotated[
     bool,
     typer.Option("--accept-layout", help="Accept a layout that violates the rules for zones or weights."),

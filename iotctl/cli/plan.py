@@ -74,7 +74,10 @@ def spec(
     out: Out = None,
     detailed_exitcode: Detailed = False,
 ) -> int:
-    """Plan how to make the cluster match cluster.yaml: nodes to add, remove and replace."""
+    """Plan how to make the cluster match cluster.yaml.
+
+    The plan names the nodes to add, remove and replace.
+    """
     from iotctl.change.convergence import spec_plan
 
     session = session_of(ctx)
@@ -174,7 +177,10 @@ def rebalance(
     *,
     options: PlanOptions,
 ) -> int:
-    """Plan moving slots between the existing groups, without adding or removing nodes."""
+    """Plan to move slots between the existing groups.
+
+    The plan adds and removes no nodes.
+    """
     from iotctl.plan.make import make_rebalance
 
     session = session_of(ctx)

@@ -37,7 +37,9 @@ class Scope:
     ] = None
     limit: Annotated[
         list[str] | None,
-        typer.Option("--limit", metavar="NODE", help="Limit node steps to this node; repeatable."),
+        typer.Option(
+            "--limit", metavar="NODE", help="Run steps that act on nodes for this node only; repeatable."
+        ),
     ] = None
 
 

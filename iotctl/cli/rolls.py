@@ -22,7 +22,7 @@ HEALTHY_S = 180.0
 
 
 AtOnce = Annotated[
-    int, typer.Option("--max-unavailable", min=1, help="Keep at most this many nodes down at the same time.")
+    int, typer.Option("--max-unavailable", min=1, help="Take down at most this many nodes at the same time.")
 ]
 
 

@@ -24,7 +24,9 @@ def bundle(
         ),
     ] = None,
 ) -> None:
-    """Write an archive: cluster.yaml, status, events, operations, versions and, of a local fleet, logs.
+    """Write an archive of support diagnostics.
+
+    It has cluster.yaml, status, events, operations, versions and, for a local fleet, logs.
 
     The command works while nodes are down, and names them. The archive holds no private keys and no rows;
     values in cluster.yaml that look like secrets are redacted.

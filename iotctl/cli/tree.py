@@ -34,9 +34,9 @@ class Branch(NamedTuple):
 
 
 COMMANDS = (
-    Branch("demo", "demo", "Start a fleet, load sensor data, add and remove nodes under load."),
+    Branch("demo", "demo", "Start a fleet, load data, add and remove nodes under load."),
     Branch("apply", "apply", "Ask, then execute a plan."),
-    Branch("migrate", "migrate", "Copy the data of an open change with Spark; with --verify, compare it."),
+    Branch("migrate", "migrate", "Copy the data of an open change with Spark, or compare it."),
     Branch("verify", "migrate", "Compare all replicas."),
     Branch("completion", "completion", "Print the completion script for a shell."),
 )
