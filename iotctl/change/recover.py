@@ -1,6 +1,6 @@
 """Force recovery: declares nodes permanently lost and recovers the groups that lost their majority with them.
 
-Entries that only the lost nodes had acknowledged are lost. The surviving members cannot know how many: a
+Entries that only the lost nodes have are lost. The surviving members cannot know how many: a
 follower that kept up lacks only the newest entries, a lagging follower lacks more.
 """
 
@@ -88,13 +88,13 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
         waiting = [g.group for g in view.groups if g.recovery is not None]
         raise RefusedProblem(
             "nothing to recover: every group has a majority without these nodes; nothing was changed",
-            why=f"{', '.join(waiting)} is already being recovered" if waiting else "",
+            why=f"already being recovered: {', '.join(waiting)}" if waiting else "",
             next="iotctl cluster groups" if waiting else without_dead(view, names[0]),
         )
     for operation in open_operations(view) if view.level < Feature.RECOVERY_IN_CHANGE else []:
         raise RefusedProblem(
             f"{operation.id} ({operation.title}) is open in stage {operation.stage}; nothing was changed",
-            why=f"recover during a change needs feature level {Feature.RECOVERY_IN_CHANGE:d}; "
+            why=f"a recovery during a change needs feature level {Feature.RECOVERY_IN_CHANGE:d}; "
             f"groups without a majority: {', '.join(lost)}",
             next="iotctl cluster finalize-upgrade",
         )
@@ -151,7 +151,7 @@ def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: 
         absent = absent_voters(facts, META, status.meta.voters)
         raise Unreachable(
             f"the meta group has lost its majority; {absent_text(absent)}",
-            why="recover needs the meta group; if these nodes are permanently lost, recover it first: "
+            why="cluster recover needs the meta group; if its nodes are permanently lost, recover it first: "
             "iotctl meta recover NODES",
             next=f"start the agent of {' or '.join(absent[DOWN])}"
             if DOWN in absent

@@ -80,7 +80,7 @@ def look(
     missing = sum(t.state == MISSING for t in states)
     if len(here) + missing > TABLES_MAX:
         raise RefusedProblem(
-            f"the cluster has {len(here)} tables, the backup {missing} others; nothing was changed",
+            f"the cluster has {len(here)} tables, and the backup has {missing} others; nothing was changed",
             why=f"a cluster has at most {TABLES_MAX} tables",
             next="restore into a cluster with fewer tables",
         )

@@ -91,7 +91,7 @@ def export(cluster: Cluster, since_ms: int, path: Path) -> Exported:
     level = cluster.meta(strong=True).level
     if level < Feature.AUDIT_CHAIN:
         raise RefusedProblem(
-            f"the cluster is at feature level {level}, which does not number the lines of its audit log",
+            f"the cluster is at feature level {level}, at which the lines of the audit log have no numbers",
             next="iotctl cluster finalize-upgrade",
         )
     if path.exists() and not path.is_file():
@@ -115,7 +115,7 @@ def export(cluster: Cluster, since_ms: int, path: Path) -> Exported:
 def _following(log: AuditLog, last: AuditRow, path: Path) -> list[AuditRow]:
     if last.number + 1 < log.kept_from:
         raise RefusedProblem(
-            f"{path} ends with line {last.number}, and the cluster retains lines from {log.kept_from} on",
+            f"{path} ends with line {last.number}, but the cluster retains lines from {log.kept_from} on",
             why=f"lines {last.number + 1} to {log.kept_from - 1} were not exported in time",
             next="export to a new file, and more often",
         )
@@ -125,7 +125,7 @@ def _following(log: AuditLog, last: AuditRow, path: Path) -> list[AuditRow]:
     if known is not None and known != last.digest or known is None and log.lines:
         raise RefusedProblem(
             f"line {last.number} of {path} is not line {last.number} of this cluster's audit log",
-            why="the file is of another cluster, `meta recover` lost lines, or one of the logs was changed",
+            why="the file belongs to another cluster, `meta recover` lost lines, or a log was changed",
             next=f"iotctl audit check {path}; then export to a new file",
         )
     return after
@@ -139,25 +139,25 @@ def _last_of(file: BinaryIO, path: Path) -> AuditRow | None:
         return None
     if not tail.endswith(b"\n"):
         raise InputProblem(
-            f"{path} does not end with a whole line",
-            why="the machine stopped while it was written, or it is no audit log",
+            f"{path} ends with an incomplete line",
+            why="the machine stopped during an export, or the file is not an audit log",
             next="remove the last, incomplete line",
         )
-    return _row(tail[:-1].rpartition(b"\n")[2], f"{path}: last line")
+    return _row(tail[:-1].rpartition(b"\n")[2], f"the last line of {path}")
 
 
 def _row(line: bytes, where: str) -> AuditRow:
     try:
         return msgspec.json.decode(line, type=AuditRow)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputProblem(f"{where} is no line of an audit log: {error}") from error
+        raise InputProblem(f"{where} is not a line of an audit log: {error}") from error
 
 
 def check(path: Path) -> Checked:
     """Check every line of a file.
 
     Raises:
-        InputProblem: the file cannot be read, or a line is none of an audit log.
+        InputProblem: the file cannot be read, or a line does not belong to an audit log.
         VerificationFailed: a line is missing, changed or inserted.
     """
     first: AuditRow | None = None

@@ -122,7 +122,7 @@ def read_backup(path: Path) -> Backup:
         raise InputProblem(f"{path} cannot be read: {error.strerror}") from error
     except Damaged as error:
         raise InputProblem(
-            f"{path} is not a whole backup", why=error.what, next=f"nodeagent image dump {path}"
+            f"{path} is not a complete backup", why=error.what, next=f"nodeagent image dump {path}"
         ) from error
 
 

@@ -123,7 +123,7 @@ def _release_problem(node: NodeRow, facts: Facts) -> list[Problem]:
     if not why or node.state == "not_joined":
         return []
     helps = f"iotctl cluster upgrade {node.id}" if status.newest_level < level else FINALIZE
-    return [Problem("error", "release", node.id, "", f"{why}: the other nodes ignore it", helps)]
+    return [Problem("error", "release", node.id, "", f"{why}; the other nodes ignore {node.id}", helps)]
 
 
 def _clock_problems(facts: Facts) -> list[Problem]:

@@ -36,7 +36,7 @@ class Traits(NamedTuple):
         undone_by: verbs that undo its work; a check, which does not run them, takes them into account.
         undo: the verb that undoes a step; "" if there is none. Removing or replacing a node has none: the
             node's weight, address and place are lost with it.
-        is_whole: the command works on the agents of all nodes and takes no names; `--limit` skips it.
+        is_whole: the command works on the whole cluster and takes no node names; `--limit` skips it.
         is_visible: whether an inspection right after the step shows that its work is done. False if the
             command would do the same again, or if more work becomes due merely as time passes.
     """

@@ -113,7 +113,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise InputProblem(
             "the file cannot be read",
             why=(str(error) or type(error).__name__).splitlines()[0],
-            next="check whether the file is readable and whole, and its format matches its extension",
+            next="check that the file is complete, and that its format matches its extension",
             where=str(path),
         ) from None
 

@@ -183,8 +183,8 @@ class _Source:
             raise InputProblem("the file has no header line", where=f"{self.path}:1")
         if reader.line_num > 1:
             raise InputProblem(
-                "the header has a line break within quotes",
-                why="or a quote in it is not closed",
+                "the header continues on a second line",
+                why="a name has a line break within quotes, or a quote is not closed",
                 next="write the column names in one line",
                 where=f"{self.path}:1",
             )
@@ -297,7 +297,7 @@ def check_columns(names: Sequence[str], time: str, wanted: Iterable[str], *, whe
         twin = seen.setdefault(name.lower(), name)
         if name != time and name.lower() == "time":
             raise InputProblem(
-                f"column {name!r} is not the time column ({time!r} is)",
+                f"column {name!r} has the name of the time column, which is {time!r}",
                 next="rename it in the file, or name it with --time",
                 where=where,
             )

@@ -194,7 +194,9 @@ def value_of(
         return value if follows else convert(value, variable.type), given_now
     except ValueError as error:
         shown = "" if variable.secret else f" ({error})"
-        raise UsageProblem(f"variable {name}: {source} is not {type_phrase(variable.type)}{shown}") from None
+        raise UsageProblem(
+            f"variable {name}: the value of {source} is not {type_phrase(variable.type)}{shown}"
+        ) from None
 
 
 def values_of(

@@ -183,7 +183,7 @@ class Checker:
         if step.timeout:
             self._typed(step.timeout, "duration", f"steps[{i}].timeout", *at, "timeout")
         if step.register and (not step.register.isidentifier() or step.register in self._file.vars):
-            what = "is a variable" if step.register in self._file.vars else "is not a name"
+            what = "is already a variable" if step.register in self._file.vars else "is not a valid name"
             self.fail(f"steps[{i}].register: {step.register!r} {what}", *at, "register")
         for j, part in enumerate(step.serial):
             digits = str(part).removesuffix("%")

@@ -74,7 +74,7 @@ class DataReplica(Replica):
         damaged, and which copy."""
 
         self.compared_at = -(1 << 62)
-        """When files of this replica were last closed, hashed or exported to be compared."""
+        """When files of this replica were last closed, hashed or exported for a comparison."""
 
     @property
     def state(self) -> DataState:
@@ -87,7 +87,7 @@ class DataReplica(Replica):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the state is what the log says: it has recovered, not ended, and is not being replaced."""
+        """Whether the state is that of the log: it has recovered, has not ended and is not being replaced."""
         condition = self.condition
         has_ended = condition.removed or bool(condition.stopped)
         is_replaced = condition.installing is not None or condition.rebasing

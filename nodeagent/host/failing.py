@@ -129,7 +129,7 @@ class Failing:
     @property
     def trouble(self) -> str:
         where = _place(self.spec.partition, self.spec.schema.table)
-        lost = ", and no other member has the file that is to be made of them" if self.is_lost else ""
+        lost = ", and no other member has the resulting file" if self.is_lost else ""
         return f"{where} cannot be {self.kind.what}, tried {self.tries} times{lost}: {self.why}"
 
     @property

@@ -25,7 +25,7 @@ class FileFailures:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no member has a file that damage keeps this node from making."""
+        """Whether damage keeps this node from making a file that no other member has."""
         return any(f.is_lost for f in self.stuck.values())
 
     def troubles(self) -> Iterator[str]:
@@ -45,7 +45,7 @@ class FileFailures:
             self.failing.pop(name, None)
 
     def forget_unparked(self, job: Making) -> None:
-        """A file that is made as Arrow from now on no longer fails to be made as a TsFile."""
+        """Forget the failed TsFiles that are made as Arrow files from now on."""
         for spec in specs_of(job):
             if spec.parked:
                 self.failing.pop(tsfile_name(spec.name), None)

@@ -59,14 +59,14 @@ class NodeConfig(msgspec.Struct, frozen=True):
     tls: bool = True
     raft: RaftSettings = RaftSettings()
     memtable_bytes_max: int = 64 * 1024 * 1024
-    """Bytes of unclosed rows of one data group in memory past which the leader closes all its partitions."""
+    """If one data group has more bytes of unclosed rows in memory, the leader closes all its partitions."""
 
     partition_bytes_max: int = 8 * 1024 * 1024
-    """Bytes of rows of one partition in memory past which the leader closes it."""
+    """If one partition has more bytes of rows in memory, the leader closes it."""
 
     log_bytes_max: int = 512 * 1024 * 1024
-    """Bytes of log of one data group past which the leader closes all its partitions, so that the log can be
-    purged."""
+    """If the log of one data group has more bytes, the leader closes all partitions of the group, so that the
+    log can be purged."""
 
     segment_bytes: int = 64 * 1024 * 1024
     """Bytes of one segment of the log."""
@@ -84,7 +84,7 @@ class NodeConfig(msgspec.Struct, frozen=True):
     """How often a leader looks for files to compact."""
 
     compact_deletes_ms: int = 600_000
-    """After this time files that a range delete masks are rewritten, however few they are."""
+    """After this time, files with rows that a range delete masks are rewritten, even if they are few."""
 
     expire_every_ms: int = 60_000
     """How often a leader looks for rows past their table's TTL."""

@@ -68,7 +68,7 @@ def refusal(node: str, levels: Levels, level: int) -> str:
     """Why a node that supports `levels` may not be in a cluster at `level` (0: not known); "" if it may."""
     if not level or level in levels:
         return ""
-    return f"the cluster is at feature level {level}, {node} supports {levels}"
+    return f"the cluster is at feature level {level}, but {node} supports {levels}"
 
 
 def advice(levels: Levels, level: int) -> str:

@@ -206,7 +206,7 @@ def plan_placement(table: PartitionTable, wanted: PartitionTable, replicas: int)
         ValueError: the tables differ in their rings or in their number of slots.
     """
     if table.ring.names != wanted.ring.names or table.slots != wanted.slots:
-        raise ValueError("the tables have other rings or numbers of slots")
+        raise ValueError("the two tables differ in their rings or in their number of slots")
     final = wanted.owners.astype(np.int64)
     moving = np.flatnonzero(table.owners != final)
     if not moving.size:

@@ -347,7 +347,9 @@ class Connection(asyncio.Protocol):
 
     def _on_request(self, frame: Frame) -> None:
         if self._dialled or frame.number == 0:
-            raise FrameError("the peer sent a request without a number, or on a connection that we opened")
+            raise FrameError(
+                "the peer sent a request that has no number, or sent it on a connection that this side opened"
+            )
         self._answering += 1
         try:
             request = codec.decode_request(frame)

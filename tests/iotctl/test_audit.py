@@ -121,7 +121,7 @@ def test_a_file_that_is_no_audit_log_is_refused(spec: Path, content: bytes) -> N
     (spec / "log.jsonl").write_bytes(content)
     for cluster, words in ((None, ("check", "log.jsonl")), (audited(0, 3), ("export", "--to", "log.jsonl"))):
         done = run(spec, cluster, *words)
-        assert done.code == Exit.INPUT and "is no line of an audit log" in done.err, done.err
+        assert done.code == Exit.INPUT and "is not a line of an audit log" in done.err, done.err
     assert (spec / "log.jsonl").read_bytes() == content
 
 
@@ -130,7 +130,7 @@ def test_a_torn_last_line_is_named_and_nothing_is_appended(spec: Path) -> None:
     (spec / "log.jsonl").write_bytes(b"".join(lines)[:-5])
     assert run(spec, None, "check", "log.jsonl").code == Exit.VERIFICATION
     done = run(spec, audited(0, 8), "export", "--to", "log.jsonl")
-    assert done.code == Exit.INPUT and "whole line" in done.err
+    assert done.code == Exit.INPUT and "incomplete line" in done.err
 
 
 def test_a_missing_or_empty_file(spec: Path) -> None:

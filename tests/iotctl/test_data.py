@@ -171,7 +171,7 @@ def test_parquet_with_timestamps(spec: Path) -> None:
     [
         ("time,v,v", (), "two columns are named 'v'"),
         ("time,Temp,temp", (), "columns 'Temp' and 'temp' have the same name"),
-        ("ts,time,v", ("--time", "ts"), "column 'time' is not the time column"),
+        ("ts,time,v", ("--time", "ts"), "column 'time' has the name of the time column"),
         ("when,v,w", (), "name columns of the file with --time"),
         ("Time,v,w", (), "did you mean 'Time'?"),
         ("time;v;w", (), "separate the columns with commas"),

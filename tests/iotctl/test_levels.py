@@ -132,7 +132,7 @@ def test_a_node_that_no_longer_supports_the_level_is_a_problem(spec: Path) -> No
         "code": "release",
         "node": "node3",
         "group": "",
-        "message": "the cluster is at feature level 2, node3 supports 1: the other nodes ignore it",
+        "message": "the cluster is at feature level 2, but node3 supports 1; the other nodes ignore node3",
         "next": "iotctl cluster upgrade node3",
     }
     assert not found["healthy"]

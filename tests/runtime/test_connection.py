@@ -200,9 +200,9 @@ def test_two_sides_connect_if_they_have_a_protocol_in_common(newest: int, oldest
 @pytest.mark.parametrize(
     ("mine", "theirs", "text"),
     [
-        ({}, {"level": 2}, "feature level 2, node1 supports 1"),
-        ({"level": 2, "newest_level": 2}, {}, "feature level 2, node2 supports 1"),
-        ({"level": 1}, {"oldest_level": 2, "newest_level": 3}, "feature level 1, node2 supports 2 to 3"),
+        ({}, {"level": 2}, "feature level 2, but node1 supports 1"),
+        ({"level": 2, "newest_level": 2}, {}, "feature level 2, but node2 supports 1"),
+        ({"level": 1}, {"oldest_level": 2, "newest_level": 3}, "feature level 1, but node2 supports 2 to 3"),
         ({"level": 2, "newest_level": 2}, {"level": 1, "newest_level": 2}, ""),
         ({"newest_level": 2}, {"level": 1}, ""),
         ({}, {}, ""),
