@@ -71,3 +71,40 @@ def test_seeds_form_one_cluster_at_most(seed: int) -> None:
         node.start()
     scenario.until(lambda: all(sim.nodes[n].host.cluster.id for n in SEEDS), "the cluster forms")
     assert len(found | clusters(scenario)) == 1
+
+
+def test_a_seed_that_restarts_with_other_voters_waits_for_its_old_file() -> None:
+    """Its replica begins with the voters of the old file; the new file names others."""
+    scenario = Scenario(1, nodes=6, meta_voters=3)
+    sim, edited = scenario.sim, scenario.sim.nodes["node1"]
+    for name in SEEDS:
+        sim.nodes[name].start()
+    scenario.until(lambda: edited.host.cluster.meta_replica is not None, "node1 creates its replica")
+    for name in SEEDS:
+        sim.nodes[name].stop(power=True)
+    turn(edited)
+    for name in SEEDS:
+        sim.nodes[name].start()
+    sim.pause(3_000)
+    assert "this directory began a cluster" in edited.host.admission.refused
+    assert not clusters(scenario)
+    edited.stop(power=True)
+    turn(edited)
+    edited.start()
+    scenario.until(lambda: all(sim.nodes[n].host.cluster.id for n in SEEDS), "the cluster forms")
+
+
+def test_the_first_configuration_is_not_the_present_one() -> None:
+    """A seed that creates its replica after a change of the voters must begin like the others: with members
+    that its log does not name yet, it could take part in two majorities."""
+    scenario = Scenario(1, nodes=6, meta_voters=3)
+    sim = scenario.sim
+    scenario.form()
+    host = sim.nodes["node2"].host
+    begun = host.cluster.first_config
+    assert begun is not None and begun.voters == ("node1", "node2", "node3")
+    replica = host.cluster.meta_replica
+    assert replica is not None
+    scenario.change("remove-node", "node1")
+    scenario.until(lambda: "node1" not in replica.raft.log.config.voters, "another node gets the vote")
+    assert host.cluster.first_config == begun
