@@ -268,6 +268,16 @@ class RaftSafety:
                 progress = lead.peers.progress[voter]
                 held = max(progress.match, progress.relayed_match)
                 assert held >= needed, f"S12: {voter} votes in {replica.group} before it caught up"
+                self._has(voter, replica, needed)
+
+    def _has(self, voter: NodeId, replica: Replica, index: int) -> None:
+        """The disk of a new voter has what its leader believes that it has."""
+        raft, node = replica.raft, self._sim.nodes[voter]
+        term = raft.log.term(index)
+        has = term is None or node.durable.holds(replica.group, index, term)
+        if not has and node.lossy:  # it lost what it acknowledged: the leader cannot know this
+            has = self._has_acknowledged(voter, replica.group, raft.term, index)
+        assert has, f"S12: {voter} votes in {replica.group} and does not have {index} on its disk"
 
     def _commits(self, node: Machine, replica: Replica) -> None:
         """A node is the first to commit these entries: the last of them must be durable on a quorum."""
