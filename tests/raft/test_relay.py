@@ -195,6 +195,19 @@ def test_a_reported_match_is_not_beyond_what_the_relay_knows(relay: Raft) -> Non
     assert sent(flush(relay), RelayedAppend, "d")[-1].prev_index == 1
 
 
+def test_an_entry_is_reported_once_the_learner_acknowledged_it(relay: Raft) -> None:
+    """It was sent before, but the answer is one to an earlier append."""
+    flush(relay)
+    answer(relay, "d", 1)
+    beat(relay, 1)
+    relay.step("a", Heartbeat(1, 2), relay.clock)
+    assert sent(flush(relay), RelayedAppend, "d")[0].entries
+    answer(relay, "d", 1)
+    assert beat(relay, 2)[0].matches == {"d": 1}
+    answer(relay, "d", 2)
+    assert beat(relay, 2)[0].matches == {"d": 2}
+
+
 def test_heartbeats_for_reads_and_commits_cause_none_to_learners(relay: Raft) -> None:
     flush(relay)
     answer(relay, OF_B, 1)

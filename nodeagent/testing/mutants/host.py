@@ -4,6 +4,18 @@ from nodeagent.testing.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "a seed ignores with which voters another one began",
+        "host/admission.py",
+        "if reply.first is not None and not reply.cluster_id and self._begins_otherwise(reply.first):",
+        "if False:",
+    ),
+    Mutant(
+        "a seed that is late begins with the voters of its own file",
+        "host/admission.py",
+        "self._finish(self._first_of_cluster() or first_config(self.config))",
+        "self._finish(first_config(self.config))",
+    ),
+    Mutant(
         "a client keeps tables that were dropped",
         "host/handlers/views.py",
         "held, tuple(sorted(dropped))",

@@ -54,6 +54,13 @@ MUTANTS = (
         "if peer not in self._share:",
     ),
     Mutant(
+        "a relay reports what it sent",
+        "raft/relay.py",
+        "self._kept_up[peer] = step.held",
+        "self._kept_up[peer] = step.sent",
+        breaks="S12",
+    ),
+    Mutant(
         "the leader counts reports on a former member of the same name",
         "raft/peers.py",
         " or not progress.is_paced or config_index < progress.addition:",
