@@ -36,7 +36,7 @@ def apply(
 ) -> int:
     """Ask, then execute a plan.
 
-    Without PLAN, make the plan from cluster.yaml. A second run only completes the first.
+    Without PLAN, make the plan from cluster.yaml; a second run plans only what is still missing.
     """
     from iotctl.change.convergence import spec_plan
     from iotctl.cli.changes import execute_plan

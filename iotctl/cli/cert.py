@@ -77,7 +77,7 @@ def renew(
 ) -> int:
     """Renew certificates that have expired or expire soon. Agents need no restart.
 
-    Your own certificate is one of them.
+    If your own certificate is due, it is renewed too.
     """
     from iotctl.lifecycle import certificates
     from iotctl.lifecycle.machines import Machines

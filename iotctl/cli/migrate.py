@@ -44,7 +44,8 @@ class JobOptions:
         rate_option("Cluster-wide copy rate, such as 200MB/s, or auto; default: the operation's rate."),
     ] = None
     concurrency: Annotated[
-        int, typer.Option(min=1, max=256, help="Copy at most this many units (up to 32 slots each) at once.")
+        int,
+        typer.Option(min=1, max=256, help="Run at most this many copies at once (up to 8 per member)."),
     ] = 8
 
 
@@ -66,7 +67,7 @@ def migrate(
     report: Report = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Copy the data of an open change with Spark, or compare it.
+    """Copy and compare the data of an open change with Spark.
 
     --verify copies what is missing, compares the copies, and signs off if they are equal.
     """

@@ -135,7 +135,7 @@ def _clock_problems(facts: Facts) -> list[Problem]:
     for node, ms in sorted(ahead.items()):
         amount = f"{span_text(abs(ms) / 1000)} {'ahead of' if ms > 0 else 'behind'}"
         message = (
-            f"the clock of {node} is {amount} the median clock of its groups' voters; no rows expire there"
+            f"the clock of {node} is {amount} the median of the voters' clocks; no rows of its groups expire"
         )
         found.append(Problem("error", "clock_skew", node, "", message, f"set the clock of {node} (NTP)"))
     return found

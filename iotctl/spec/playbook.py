@@ -192,8 +192,8 @@ def value_of(
         given_now = source != "its default"
         follows = not given_now and any(references(value))
         return value if follows else convert(value, variable.type), given_now
-    except ValueError as error:
-        shown = "" if variable.secret else f" ({error})"
+    except ValueError:
+        shown = "" if variable.secret else f": {value!r}"
         raise UsageProblem(
             f"variable {name}: the value of {source} is not {type_phrase(variable.type)}{shown}"
         ) from None
@@ -205,7 +205,7 @@ def values_of(
     """(the value of every variable, the secret texts that must never be printed).
 
     Raises:
-        UsageProblem: a `--var` is not declared, or as `value_of`.
+        UsageProblem: a `--var` is not declared, or `value_of` raises it.
     """
     declared = playbook.file.vars
     for name in given:

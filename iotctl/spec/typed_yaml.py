@@ -208,7 +208,7 @@ def load_file(path: File, kind: type[T]) -> tuple[str, Loaded[T]]:
     """(the text of `path`, the result of `load`).
 
     Raises:
-        InputProblem: the file is unreadable or not UTF-8, or as `load`.
+        InputProblem: the file is unreadable or not UTF-8, or `load` raises it.
     """
     try:
         content = path.read_bytes()
@@ -325,7 +325,7 @@ def raise_problems(problems: list[tuple[str, str]]) -> None:
 def suggest(name: str, known: list[str]) -> str:
     """`; did you mean …?` if a known name is near, else the known names."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"
 
 
 def _mark(node: yaml.Node) -> Mark:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from nodeagent.client.routes import Mask
 
 PAGES_WAITING_MAX = 2
-"""Pages that wait for the caller; while so many wait, each leg requests at most one more."""
+"""Pages that wait for the caller; while this many wait, each leg requests at most one more."""
 
 _NEWEST = (1 << 62,)
 """Merge order of rows that the group has merged already: its deletes are not applied to them again."""

@@ -11,7 +11,7 @@ from nodeagent.raft.state import PeerStatus, State
 from nodeagent.raft.turns import Turns
 
 COMMITS_KEPT = 4
-"""A relay and its learners may be behind by what was committed during so many heartbeats."""
+"""A relay and its learners may be behind by what was committed during this many heartbeats."""
 
 
 class Peers:
@@ -61,8 +61,8 @@ class Peers:
         self._turns.names = self.paced
 
     def next_to_beat(self) -> list[NodeId]:
-        """The peers that get the heartbeat that is due: the direct ones, and those of the others whose turn
-        it is, except those that a relay has reported lately. The relay sends these what they need."""
+        """The peers that get the heartbeat now due: all direct peers, and each paced peer whose turn it is,
+        unless a relay has reported it lately; the relay then sends it what it needs."""
         self.commits.append(self._state.commit)
         return self.direct + [
             peer for peer in self._turns.next(self._state.settings.heartbeat_ms) if self._is_own(peer)

@@ -47,7 +47,7 @@ def test_a_node_that_does_not_support_the_level_stops_with_the_reason() -> None:
     state = MetaState()
     with pytest.raises(EntryFailed) as failed:
         do(state, c.RaiseLevel(7, 99, "ann"))
-    assert failed.value.why.startswith("the cluster is at feature level 99, this node supports")
+    assert failed.value.why.startswith("the cluster is at feature level 99, but this node supports")
     assert state.image.level == FIRST and not state.image.audit
 
 
@@ -59,7 +59,7 @@ def test_a_state_of_another_level_is_refused(levels: Levels, step: str) -> None:
     """The level is too new for an old release, or too old for a release that no longer supports it."""
     state = MetaState(levels=Levels(1, 3))
     do(state, c.RaiseLevel(7, 3, "ann"))
-    with pytest.raises(Refused, match=f"feature level 3, this node supports {levels}") as refused:
+    with pytest.raises(Refused, match=f"feature level 3, but this node supports {levels}") as refused:
         MetaState.decode(state.encode(), levels)
     assert refused.value.next_step.endswith(step)
 
