@@ -78,7 +78,7 @@ class HeldLock:
             raise Partly(
                 "the command completed, but lost the cluster lock before it ended",
                 why=lost,
-                next="iotctl cluster events shows whether another command changed the cluster",
+                next="iotctl cluster events (it shows whether another command changed the cluster)",
             )
 
     def check(self) -> int:
@@ -98,7 +98,10 @@ class HeldLock:
         return self.serial
 
     def record(self, run: str, name: str, number: int, entry: bytes, *, ended: bool) -> None:
-        """Store entry `number` of a run's record in the cluster; as `playbook.journal.ClusterRecord`."""
+        """Store entry `number` of a run's record in the cluster.
+
+        Implements `playbook.journal.ClusterRecord`.
+        """
         request = RecordRun(run, name, number, entry, self.serial, self._by, ended)
         self._cluster.call_meta(request)
 
@@ -199,5 +202,5 @@ def _machine() -> str:
 def busy(error: Busy, now_ms: int) -> BusyProblem:
     """The refusal, with the age of the lock or operation that blocks the command."""
     since = error.details.get("started_ms")
-    age = f"it started {span_text((now_ms - since) / 1000)} ago" if isinstance(since, int) else ""
+    age = f"the other one started {span_text((now_ms - since) / 1000)} ago" if isinstance(since, int) else ""
     return BusyProblem(f"{error.what}; nothing was changed", why=age, next=error.next_step)

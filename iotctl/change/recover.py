@@ -1,4 +1,4 @@
-"""Force recovery: declares nodes permanently lost and recovers the groups that lost their majority with them.
+"""Force recovery: declares nodes permanently lost and recovers the groups that have no majority without them.
 
 Entries that only the lost nodes have are lost. The surviving members cannot know how many: a
 follower that kept up lacks only the newest entries, a lagging follower lacks more.
@@ -25,7 +25,7 @@ from nodeagent.partition.recovery import lost_groups, recovery_leader_of
 
 POLL_S = 0.2
 WAIT_S = 30.0
-"""A recovery completes within a second or two; the other members may first need a snapshot."""
+"""Normally a group has a leader again within a second or two."""
 
 
 class Survivor(msgspec.Struct, frozen=True):
@@ -73,8 +73,8 @@ def look(cluster: Cluster, source: ClusterSource, nodes: Sequence[str], *, now_m
 
     Raises:
         Unreachable: no agent returned the list of groups, or the meta group has no majority.
-        RefusedProblem: a node is alive or unknown, no group is lost, or a member that is not among `nodes`
-            did not report its log; or a change is open and the cluster's feature level is too low.
+        RefusedProblem: a node is alive or unknown; no group is lost; a surviving member leads the group or
+            did not report a usable log; or a change is open and the cluster's feature level is too low.
     """
     return decide(collect(cluster), source, nodes, now_ms=now_ms)
 
@@ -235,7 +235,8 @@ def recover(
 
     Raises:
         NodeAgentError: the meta group refuses it, or does not answer.
-        RefusedProblem: a survivor stopped answering, or another one would now be the recovery leader.
+        RefusedProblem: a survivor stopped answering, a group has a leader now, or another survivor would now
+            be its recovery leader.
         Partly: a group has no leader when the timeout expires.
     """
     statuses = collect(cluster)

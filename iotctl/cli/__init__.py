@@ -1,5 +1,5 @@
-"""The commands. One module per group; a command parses, loads, plans, confirms, executes and prints.
+"""The commands. A group has one module or a few; a command parses, loads, plans, confirms, executes, prints.
 
-At their top, modules here import only typer, the options and the session. A command imports the rest itself,
-so that `iotctl --help` stays under 200 ms.
+At their top, modules here import only what loads quickly: typer, other modules here, `playbook.traits`. A
+command imports the rest itself, so that `iotctl --help` stays under 200 ms.
 """

@@ -56,7 +56,7 @@ def add_node(
     address: NewAddress,
     options: NodeChangeOptions,
 ) -> int:
-    """Show the plan to add nodes, ask, start and watch it."""
+    """Plan new nodes, ask, then execute the plan and watch it."""
     from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_add
 

@@ -45,7 +45,7 @@ class JobOptions:
     ] = None
     concurrency: Annotated[
         int,
-        typer.Option(min=1, max=256, help="Run at most this many copies at once (up to 8 per member)."),
+        typer.Option(min=1, max=256, help="Request at most this many copies at once; a member has up to 8."),
     ] = 8
 
 
@@ -67,9 +67,9 @@ def migrate(
     report: Report = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Copy and compare the data of an open change with Spark.
+    """Copy the data of an open change with Spark.
 
-    --verify copies what is missing, compares the copies, and signs off if they are equal.
+    --verify then compares the copies, and signs off if they are equal.
     """
     from iotctl.cli import reports
     from iotctl.errors import Exit, RefusedProblem
@@ -82,7 +82,7 @@ def migrate(
     if wanted.ended:
         raise RefusedProblem(
             f"{wanted.id} ended ({wanted.state()}): nothing is left to migrate",
-            next="iotctl verify compares all replicas",
+            next="iotctl verify (it compares all replicas)",
         )
     chosen = depth or ("content" if verify_ else None)
     bytes_per_s = None if job.rate is None else parse_rate(job.rate)

@@ -86,8 +86,8 @@ Read = Annotated[
         "--read",
         metavar="strong|bounded|weak",
         parser=one_of("strong", "bounded", "weak", former=("mid",)),
-        help="Read level: strong sees every acknowledged write; bounded may lag by staleness_max_ms, weak by "
-        "any time.",
+        help="Read level: strong sees every acknowledged write; bounded may lag by up to staleness_max_ms, "
+        "weak by any amount.",
     ),
 ]
 

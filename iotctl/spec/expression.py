@@ -146,8 +146,9 @@ def at(value: Any, path: Path) -> Any:
         try:
             value = value[step]
         except (KeyError, IndexError, TypeError):
+            sought = f"[{step}]" if isinstance(step, int) else repr(step)
             raise KeyError(
-                f"no {step!r} in {name_of(path[:i]) or 'the value'}, {_described(value)}"
+                f"no {sought} in {name_of(path[:i]) or 'the value'}, {_described(value)}"
             ) from None
     return value
 

@@ -106,9 +106,9 @@ class Peers:
         return answered >= config.quorum
 
     def caught_up(self, peer: NodeId) -> bool:
-        """Whether the peer holds every entry that is committed now. A paced peer, which gets entries after
-        the commit, must hold those that were committed one to two heartbeats ago: under a steady load it
-        never holds all of them."""
+        """Whether the peer holds every entry that is committed now. A paced peer gets entries after their
+        commit, so under a steady load it never holds all of them; it must hold those that were committed
+        before the last heartbeat but one."""
         progress = self.progress.get(peer)
         if progress is None or not (progress.is_relayed or progress.state is ProgressState.REPLICATE):
             return False
