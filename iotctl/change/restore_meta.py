@@ -134,7 +134,7 @@ def _check_routing(settings: ClusterSettings, here: PartitionTable, backup: Back
     what = "the slots cannot be placed as in the backup: "
     if here.ring.names != backup.table.ring.names:
         raise RefusedProblem(
-            f"{what}it has other nodes, or in another order; nothing was changed",
+            f"{what}its nodes or their order differ from the cluster's; nothing was changed",
             why=f"backup: {', '.join(backup.table.ring.names)}; cluster: {', '.join(here.ring.names)}",
             next="form a cluster of these nodes in this order, or restore the tables alone: --tables-only",
         )

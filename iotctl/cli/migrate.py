@@ -45,7 +45,11 @@ class JobOptions:
     ] = None
     concurrency: Annotated[
         int,
-        typer.Option(min=1, max=256, help="Request at most this many copies at once; a member has up to 8."),
+        typer.Option(
+            min=1,
+            max=256,
+            help="Request at most this many copies at once; a member's slots are split into up to 8.",
+        ),
     ] = 8
 
 
@@ -67,7 +71,7 @@ def migrate(
     report: Report = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Copy the data of an open change with Spark.
+    """Use Spark to copy the data of an open change.
 
     --verify then compares the copies, and signs off if they are equal.
     """

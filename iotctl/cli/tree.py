@@ -36,7 +36,7 @@ class Branch(NamedTuple):
 COMMANDS = (
     Branch("demo", "demo", "Start a fleet, load data, add and remove nodes under load."),
     Branch("apply", "apply", "Ask, then execute a plan."),
-    Branch("migrate", "migrate", "Copy the data of an open change with Spark."),
+    Branch("migrate", "migrate", "Use Spark to copy the data of an open change."),
     Branch("verify", "migrate", "Compare all replicas."),
     Branch("completion", "completion", "Print the completion script for a shell."),
 )

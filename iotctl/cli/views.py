@@ -120,7 +120,9 @@ def ring_tables(r: RingView) -> list[Table | str]:
         *("node", *(("zone",) if zoned else ()), "group", "slots", "share", "weight"),
         *("group id", "position"),
     )
-    warned = [f"group {c.owner} stops without zone {c.zone} ({', '.join(c.nodes)})" for c in r.crowded]
+    warned = [
+        f"group {c.owner} loses its quorum if zone {c.zone} fails ({', '.join(c.nodes)})" for c in r.crowded
+    ]
     return [
         Table(headers, rows, title=f"ring, table version {r.table_version}", wide=2),
         *(["\n".join(warned)] if warned else []),
@@ -298,7 +300,7 @@ def recover_tables(r: Recovery) -> list[Table | str]:
             )
         )
         parts.append(
-            "lost: writes after the last entry shown, which only the lost nodes held; the amount is unknown"
+            "lost: writes after the last entry shown that only the lost nodes held; the amount is unknown"
         )
     if r.gone:
         ranges = [(g.group, " ".join(g.lost), " ".join(f"{a}-{b - 1}" for a, b in g.slots)) for g in r.gone]

@@ -110,8 +110,11 @@ def _tables(view: MetaView, group: str, table: str | None, tags: Mapping[str, st
     having = [s for s in wanted if set(tags) <= set(s.tags)]
     if not having:
         names = ", ".join(sorted(f"{s.table} ({', '.join(s.tags) or 'no tags'})" for s in wanted))
+        what = f"table {group}.{name} does not have" if name else f"no table of {group} has"
         raise InputProblem(
-            f"no table of {group} has the tags {', '.join(tags)}", why=names, next="iotctl data schema"
+            f"{what} the tags {', '.join(tags)}",
+            why=f"tables with their tags: {names}",
+            next="iotctl data schema",
         )
     return having
 

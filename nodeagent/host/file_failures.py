@@ -51,6 +51,6 @@ class FileFailures:
                 self.failing.pop(tsfile_name(spec.name), None)
 
     def reset(self) -> None:
-        """A snapshot was installed: its state asks for the files that it lacks."""
+        """A snapshot was installed: earlier failures do not count; the new state requests its files."""
         self.failing.clear()
         self.helped = ""

@@ -21,8 +21,8 @@ INFLIGHT_BYTES_MAX = 32 * MIB
 """Appends and bytes in flight to one follower; past either, replication to it waits for acknowledgements."""
 
 DIRECT_LEARNERS_MAX = 16
-"""Past this number of learners, a leader sends them entries only once these are committed, and heartbeats
-only `PACED_HEARTBEATS` times per election timeout, some of them at a time."""
+"""Past this number of learners, a leader sends them entries only once these are committed, and each only
+`PACED_HEARTBEATS` heartbeats per election timeout, to some learners at a time."""
 
 PACED_HEARTBEATS = 5
 
@@ -49,8 +49,8 @@ COMPACT_KEYS_PER_TURN = 128
 """Pairs of table and time partition in which a leader looks for small files of one group in one turn."""
 
 COMPACT_KEYS_MAX = 512
-"""Pairs of table and time partition, counted over consecutive turns, after which the leader stops until the
-next `compact_every_ms`, if it found files to merge."""
+"""Pairs of table and time partition that one pass of several turns checks at most, if it found files to merge
+among them; the next pass begins after `compact_every_ms`."""
 
 EXPIRE_PARTITIONS_PER_TURN = 512
 """Time partitions in which a leader looks for rows past their TTL in one turn."""
@@ -84,8 +84,8 @@ MANIFEST_FILES = 2_048
 
 LIGHT_SCAN_BYTES = 4 * MIB
 LIGHT_SCAN_ROWS = 1_000
-"""A page with at most this many bytes of files in the requested times, or of a read whose `limit` is at most
-this many rows, does not wait behind larger pages."""
+"""A page does not wait behind larger pages if at most this many bytes of its files are in the requested
+times, or if the `limit` of its read is at most this many rows."""
 
 QUARANTINE_FILES_MAX = 256
 """Damaged files retained per group after repairs; past it repairs are refused. Only an operator removes
@@ -122,8 +122,8 @@ TTL_MS_MAX = 1 << 50
 """The longest TTL of a table (ms), some 35 000 years."""
 
 EXPIRY_STEPS = 32
-"""Rows outlive their table's TTL by at most TTL / `EXPIRY_STEPS` plus `expire_every_ms`, and as long as
-expiry waits: while clocks differ or are unknown, or the rows' slot is in a change."""
+"""Rows outlive their table's TTL by at most TTL / `EXPIRY_STEPS` plus `expire_every_ms`, plus any time
+during which expiry waits: while clocks differ or are unknown, or the rows' slot is in a change."""
 
 EXPIRIES_PER_TURN_MAX = 256
 """Cut-offs that a leader logs for one group at a time."""
@@ -217,8 +217,8 @@ at most `LOG_KEEP_BYTES_MAX`."""
 
 LOG_ENTRIES_MAX = 1 << 18
 META_ENTRIES_MAX = 50_000
-"""Entries of log that a leader retains for followers that lag, of a data group and of the meta group: each
-takes some 500 bytes of memory beside its own."""
+"""Entries of log that the leader of a data group, or of the meta group, retains for followers that lag: each
+takes some 500 bytes of memory in addition to its content."""
 
 LOG_KEEP_MS_MAX = 600_000
 """Time for which a leader retains log for a follower without progress; that follower then needs a
@@ -235,4 +235,4 @@ ZERO_STEP_BYTES_MAX = 4 * MIB
 `ZERO_STEP_BYTES_MAX`."""
 
 SUSPECTS_CHECKED_MAX = 64
-"""Files that a node hashes on request after a pull found its copies of them damaged."""
+"""Files that one request asks a node to hash, because what was pulled of them differs from the manifest."""

@@ -86,4 +86,4 @@ def test_the_ring_names_the_zone_that_stops_the_meta_group(spec: Path) -> None:
     """All five nodes vote: three of them in zone b."""
     (spec / "cluster.yaml").write_text(ZONED.replace("7004}", "7004, zone: b}"))
     shown = iotctl(spec, "cluster", "ring", cluster=FakeCluster())
-    assert "group meta stops without zone b (node2, node3, node4)" in shown.out
+    assert "group meta loses its quorum if zone b fails (node2, node3, node4)" in shown.out
