@@ -95,7 +95,7 @@ def test_an_agent_of_the_last_release_is_refused_once_the_level_is_raised(old: W
         return next((p.message for p in found), "")
 
     why = until(problem, 60.0, lambda: f"no problem of node3: {old.status().problems}")
-    refusal = f"feature level {SPOKEN.newest}, node3 supports 1"
+    refusal = f"feature level {SPOKEN.newest}, but node3 supports 1"
     assert refusal in why, why
     told = [(new.directory / n / "agent.log").read_text() for n in ("node1", "node2")]
     assert any(refusal in log for log in told)
