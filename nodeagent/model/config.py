@@ -59,14 +59,15 @@ class NodeConfig(msgspec.Struct, frozen=True):
     tls: bool = True
     raft: RaftSettings = RaftSettings()
     memtable_bytes_max: int = 64 * 1024 * 1024
-    """If one data group has more bytes of unclosed rows in memory, the leader closes all its partitions."""
+    """If one data group has more bytes of unclosed rows in memory than this, the leader closes all partitions
+    of the group."""
 
     partition_bytes_max: int = 8 * 1024 * 1024
-    """If one partition has more bytes of rows in memory, the leader closes it."""
+    """If one partition has more bytes of rows in memory than this, the leader closes it."""
 
     log_bytes_max: int = 512 * 1024 * 1024
-    """If the log of one data group has more bytes, the leader closes all partitions of the group, so that the
-    log can be purged."""
+    """If the log of one data group has more bytes than this, the leader closes all partitions of the group,
+    so that the log can be purged."""
 
     segment_bytes: int = 64 * 1024 * 1024
     """Bytes of one segment of the log."""
