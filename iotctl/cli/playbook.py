@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iotctl.cli import runs
 from iotctl.cli.inner_commands import InnerCommands, absolute_words, global_words
 from iotctl.cli.option_sets import with_option_sets
 from iotctl.cli.session import Session, session_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from iotctl.spec.playbook import Playbook
 
 app = typer.Typer(help="Run commands from a YAML file.", no_args_is_help=True)
+runs.register(app)
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="The playbook.")]
 
@@ -107,11 +109,11 @@ def run(
     book = _load(session, file)
     if run_id and not resume:
         raise UsageProblem(f"{run_id}: name a run only with --resume")
-    runs = runs_dir(session.options.cluster, session.env, session.cwd)
-    path = runs / f"{new_run_id()}.jsonl"
+    directory = runs_dir(session.options.cluster, session.env, session.cwd)
+    path = directory / f"{new_run_id()}.jsonl"
     if resume:
-        _import_run(session, runs, run_id, book.file.name)
-    journal = find_run(runs, run_id, book.file.name) if resume else FileJournal(path)
+        _import_run(session, directory, run_id, book.file.name)
+    journal = find_run(directory, run_id, book.file.name) if resume else FileJournal(path)
     again = shlex.join([*_run_words(session, file, book, scope), "--resume", journal.run_id])
     session.on_interrupt = lambda: ("resuming inspects the interrupted step again", again)
     with closing(journal), ExitStack() as held:
@@ -126,9 +128,7 @@ def run(
         record = RunJournal(journal, book.file.name, keeper)
         report = _runner(session, book, scope, record, approve or [], again).run()
         if not record.finish():
-            session.output.warn(
-                "the cluster has no complete record of this run: only this machine can resume it"
-            )
+            session.output.warn(_incomplete(record.refusal))
         if session.lock is not None:
             session.lock.outcome = f"changed {report.changed}, failed {report.failed}"
         # Before the lock is released: a failure to release it must not suppress the report.
@@ -145,6 +145,12 @@ def schema(ctx: typer.Context) -> None:
 
     session = session_of(ctx)
     session.out.write(msgspec.json.format(msgspec.json.encode(schema_of(verbs())), indent=2).decode() + "\n")
+
+
+def _incomplete(refusal: str) -> str:
+    """The warning that the cluster's record of the run is not whole; `refusal`: its answer, "" if none."""
+    what = "the cluster has no complete record of this run: only this machine can resume it"
+    return f"{what} ({refusal}; see iotctl playbook runs)" if refusal else what
 
 
 def _import_run(session: Session, runs: Path, run_id: str, name: str) -> None:

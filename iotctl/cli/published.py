@@ -40,6 +40,7 @@ from iotctl.pipeline.report import MigrateReport, VerifyReport
 from iotctl.plan.make import KINDS
 from iotctl.plan.model import Plan
 from iotctl.playbook.model import Report
+from iotctl.playbook.records import RecordedRuns
 from iotctl.rows.import_report import ImportReport
 
 DIRECTORY = Path(__file__).parent.parent / "output" / "schemas"
@@ -215,6 +216,7 @@ BODIES: dict[str, Any] = {
     "plan": Plan,
     "playbook-check": Report,
     "playbook-run": Report,
+    "playbook-runs": RecordedRuns,
     "playbook-validate": PlaybookValid,
     "support-bundle": Bundle,
     "verify": VerifyReport,

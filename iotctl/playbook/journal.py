@@ -158,6 +158,8 @@ class RunJournal:
         self._keeper: ClusterRecord | None = None
         self._sent = 0
         self._ask_at = 0.0
+        self.refusal = ""
+        """Why the cluster stored no further entry; "" if it stored all that were sent."""
 
     @property
     def run_id(self) -> str:
@@ -200,7 +202,9 @@ class RunJournal:
                 ended = self.entries()[number].event == "ended"
                 self._keeper.record(self.run_id, self._name, number, lines[number], ended=ended)
                 self._sent = number + 1
+            self.refusal = ""
         except NodeAgentError as error:
+            self.refusal = error.what
             if error.details.get("lost"):
                 raise RefusedProblem(
                     "the run was stopped", why=error.what, next=error.next_step or "iotctl cluster events"
@@ -237,11 +241,21 @@ def new_run_id(now: float | None = None) -> str:
     return f"{moment}{int(seconds % 1 * 1000):03d}-{secrets.token_hex(3)}"
 
 
+class Summary(msgspec.Struct, frozen=True):
+    """What the journal in a file says about its run. `abandoned_by` is "" unless an operator abandoned it."""
+
+    playbook: str
+    by: str
+    began_ms: int
+    ended: bool
+    abandoned_by: str
+
+
 def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
     """The run `run_id`, or with "" the last run of this playbook, if it did not end.
 
     Raises:
-        UsageProblem: there is no such run.
+        UsageProblem: there is no such run, or it was abandoned.
         BusyProblem: another process is executing it.
         InputProblem: the journal of the run is damaged.
     """
@@ -249,23 +263,28 @@ def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
         path = directory / f"{run_id}.jsonl"
         if not path.is_file():
             raise UsageProblem(f"no run {run_id}", why=f"looked in {directory}", next="omit --resume")
+        if by := summary(path).abandoned_by:
+            raise UsageProblem(f"{by} abandoned run {run_id}", next="omit --resume to start a new run")
         return FileJournal(path)
     for path in sorted(directory.glob("*.jsonl"), reverse=True):
-        name, ended = _summary(path)
-        if name == playbook and ended:
+        found = summary(path)
+        if found.playbook != playbook or found.abandoned_by:
+            continue
+        if found.ended:
             break  # a later run completed what older runs left
-        if name == playbook:
-            return FileJournal(path)
+        return FileJournal(path)
     raise UsageProblem(
         "this playbook has no unfinished run", why=f"looked in {directory}", next="omit --resume"
     )
 
 
-def _summary(path: Path) -> tuple[str, bool]:
-    """(the playbook of a run, whether it ended); works for active and damaged runs, too."""
+def summary(path: Path) -> Summary:
+    """Works for active and damaged journals, too."""
     entries = []
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(*UNDECODABLE):
             entries.append(msgspec.json.decode(line, type=Entry))
+    first = entries[0] if entries else Entry("begun", 0)
     name = next((e.playbook for e in entries if e.playbook), "")
-    return name, any(e.event == "ended" for e in entries)
+    ends = [e for e in entries if e.event == "ended"]
+    return Summary(name, first.by, first.time_ms, bool(ends), ends[0].by if ends else "")

@@ -100,7 +100,8 @@ class Report(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """One line of a journal. `event`: `begun` (the whole run), `intent` and `outcome` (of a step), `ended`.
 
-    An intent without an outcome means that the step may have run: inspect it.
+    An intent without an outcome means that the step may have run: inspect it. `by` is the operator who began
+    the run, or, of `ended`, the one who abandoned it.
     """
 
     event: str

@@ -3,6 +3,7 @@
 Invariants:
     at most one owner holds the lock; the serial of a later owner is greater than every earlier serial;
     an entry is recorded once, at its number, and only by the owner of the lock;
+    an unfinished run is not dropped (from `Feature.UNFINISHED_RUNS` on), and every run can end;
     a command sent under a lock has no effect once that lock is lost.
 """
 
@@ -12,16 +13,18 @@ from msgspec.structs import replace
 
 from nodeagent.meta import commands as c
 from nodeagent.meta.audit import Audit
-from nodeagent.model.limits import RUN_BYTES_MAX, RUNS_KEPT
+from nodeagent.model.features import Feature
+from nodeagent.model.limits import RUN_BYTES_MAX, RUN_END_BYTES, RUNS_KEPT
 from nodeagent.model.requests import Accepted, ErrorReply, LockReply, Reply
 from nodeagent.model.runs import Lock, Run
 
 
 class Kept(Protocol):
-    """The fields of the image that this module changes."""
+    """The fields of the image that this module changes; it reads the level."""
 
     lock: Lock | None
     runs: list[Run]
+    level: int
 
 
 class Runs:
@@ -75,15 +78,36 @@ class Runs:
                 "another process continued it"
             )
             return ErrorReply("refused", what, "iotctl playbook run FILE --resume", {"lost": True})
-        if sum(map(len, run.entries)) + len(r.entry) > RUN_BYTES_MAX:
+        if sum(map(len, run.entries)) + len(r.entry) > self._bytes_max(r):
             limit = f"the record of a run may have at most {RUN_BYTES_MAX} bytes"
             what = f"entry {r.number} of run {r.run} was not recorded: {limit}"
             return ErrorReply("refused", what, "split the playbook into smaller runs")
+        if known is None and not self._make_room():
+            what = f"run {r.run} was not recorded: the cluster has {RUNS_KEPT} unfinished runs, the maximum"
+            return ErrorReply("refused", what, "resume or abandon runs: iotctl playbook runs")
         if known is None:
-            self._kept.runs = [*_fewer(self._kept.runs), run]
+            self._kept.runs = [*self._kept.runs, run]
         run.entries.append(r.entry)
         run.ended |= r.ended
         return Accepted(index)
+
+    def _bytes_max(self, r: c.RecordRun) -> int:
+        """Bytes that the record may have with this entry. The last entry always fits."""
+        return RUN_BYTES_MAX + (RUN_END_BYTES if r.ended and self._keeps_unfinished() else 0)
+
+    def _make_room(self) -> bool:
+        """Drop the oldest ended run if no further run fits; return whether one fits now."""
+        runs = self._kept.runs
+        if len(runs) < RUNS_KEPT:
+            return True
+        dropped = next((run for run in runs if run.ended), None)
+        if dropped is None and not self._keeps_unfinished():
+            dropped = runs[0]
+        self._kept.runs = [run for run in runs if run is not dropped]
+        return dropped is not None
+
+    def _keeps_unfinished(self) -> bool:
+        return self._kept.level >= Feature.UNFINISHED_RUNS
 
 
 def busy(held: Lock) -> ErrorReply:
@@ -103,11 +127,3 @@ def lost(serial: int) -> ErrorReply:
         "see what was done (`iotctl cluster events`), then run the command again",
         {"lost": True},
     )
-
-
-def _fewer(runs: list[Run]) -> list[Run]:
-    """`runs` with room for one more: without the oldest ended run, or without the oldest of all."""
-    if len(runs) < RUNS_KEPT:
-        return runs
-    dropped = next((run for run in runs if run.ended), runs[0])
-    return [run for run in runs if run is not dropped]

@@ -43,6 +43,9 @@ class Feature(IntEnum):
     TTL_IF_NEW = 2
     """An entry sets the TTL of a table only if it creates the table."""
 
+    UNFINISHED_RUNS = 2
+    """An entry that begins a playbook run is refused rather than dropping an unfinished run."""
+
     ZONES = 2
     """The meta state has the zones of the nodes, over which the voters of the meta group are spread."""
 

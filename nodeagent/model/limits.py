@@ -169,10 +169,13 @@ WRITE_RATES_MAX = 65_536
 """Slots of one group whose write rate is remembered; with more, the slower half is forgotten."""
 
 RUNS_KEPT = 32
-"""Records of runs that the meta group retains."""
+"""Records of playbook runs that the meta group retains; an unfinished one is not dropped."""
 
 RUN_BYTES_MAX = 256 * 1024
-"""Bytes of all entries of one run: some hundred steps."""
+"""Bytes of all entries of one run but the last: some hundred steps."""
+
+RUN_END_BYTES = 1024
+"""Bytes by which the last entry of a run may exceed `RUN_BYTES_MAX`."""
 
 LOCK_TTL_MS_MAX = 3_600_000
 

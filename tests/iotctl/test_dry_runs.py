@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import typer
 
+from iotctl.change.lock import HeldLock
 from iotctl.cli.catalogue import verbs
 from iotctl.cli.main import whole_tree
 from iotctl.lifecycle.rolling import RESTART_SUFFIX
@@ -15,7 +16,7 @@ from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import BeginChange, TakeLock
 from nodeagent.model.schema import Column, TableSchema
 
-from .fakes import SPEC, FakeCluster, iotctl, make_operation
+from .fakes import NOW_MS, SPEC, FakeCluster, iotctl, make_operation
 
 WITHOUT = {
     "cluster recover": "without --accept-data-loss it only shows what would be lost",
@@ -37,7 +38,7 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> dict[str, Any]:
 def test_every_command_that_changes_something_has_a_dry_run() -> None:
     found = commands(typer.main.get_command(whole_tree()))
     reading = {" ".join(v.words) for v in verbs().values() if v.reads}
-    reading |= {"playbook validate", "playbook check", "playbook schema", "cluster schema"}
+    reading |= {"playbook validate", "playbook check", "playbook schema", "playbook runs", "cluster schema"}
     changing = {n for n in found if n not in reading and not n.startswith("completion")}
     lacking = {n for n in changing if "dry_run" not in {p.name for p in found[n].params}}
     assert lacking == WITHOUT.keys()
@@ -69,6 +70,13 @@ def _state(cluster: FakeCluster | None) -> Any:
     kept = cluster.kept.encode()
     done = len(cluster.written), len(cluster.begun), list(cluster.steered)
     return set(cluster.drained), done, list(cluster.tables), operations, kept
+
+
+def test_abandons_a_run(place: Path) -> None:
+    cluster = FakeCluster()
+    with HeldLock(cluster, "a run", "ann", NOW_MS) as held:
+        held.record("r1", "night", 0, b"{}", ended=False)
+    assert would(place, "playbook abandon r1", cluster) == ["abandon run r1"]
 
 
 def test_drains(place: Path) -> None:

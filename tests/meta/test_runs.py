@@ -6,7 +6,8 @@ import pytest
 from nodeagent.meta import commands as c
 from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Entry, EntryKind
-from nodeagent.model.limits import RUN_BYTES_MAX, RUNS_KEPT
+from nodeagent.model.features import Feature
+from nodeagent.model.limits import RUN_BYTES_MAX, RUN_END_BYTES, RUNS_KEPT
 from nodeagent.model.requests import Accepted, ErrorReply, LockReply, Reply
 from nodeagent.model.runs import Lock
 
@@ -124,13 +125,41 @@ def test_a_former_owner_records_nothing(meta: Meta) -> None:
     assert code(meta.record(0, b"a", first.serial)) == "refused" and not meta.state.image.runs
 
 
-def test_the_records_are_bounded(meta: Meta) -> None:
+def test_ended_runs_make_room_and_unfinished_runs_do_not(meta: Meta) -> None:
+    serial = meta.taken().serial
+    meta.state.image.level = Feature.UNFINISHED_RUNS
+    for i in range(RUNS_KEPT):
+        assert not code(meta.record(0, b"a", serial, f"r{i}", ended=i in (3, 9)))
+    assert not code(meta.record(0, b"a", serial, "next"))
+    assert [r.id for r in meta.state.image.runs if r.ended] == ["r9"], "the oldest ended run makes room"
+    assert not code(meta.record(0, b"a", serial, "next but one"))
+    before = meta.state.image.runs
+    refused = meta.record(0, b"a", serial, "one too many")
+    assert isinstance(refused, ErrorReply) and refused.code == "refused" and "lost" not in refused.details
+    assert str(RUNS_KEPT) in refused.what and refused.next_step.endswith("iotctl playbook runs")
+    assert meta.state.image.runs == before
+    assert not code(meta.record(1, b"end", serial, "r0", ended=True)), "known runs are still recorded"
+    assert not code(meta.record(0, b"a", serial, "one too many"))
+    assert "r0" not in {r.id for r in meta.again().state.image.runs}
+
+
+def test_every_run_can_end(meta: Meta) -> None:
+    serial = meta.taken().serial
+    meta.state.image.level = Feature.UNFINISHED_RUNS
+    meta.record(0, bytes(RUN_BYTES_MAX), serial)
+    assert code(meta.record(1, b"x", serial)) == "refused"
+    assert code(meta.record(1, bytes(RUN_END_BYTES + 1), serial, ended=True)) == "refused"
+    assert not code(meta.record(1, bytes(RUN_END_BYTES), serial, ended=True))
+
+
+def test_below_the_level_the_records_are_bounded_as_in_the_previous_release(meta: Meta) -> None:
+    """Nodes of both releases must compute the same state."""
     serial = meta.taken().serial
     for i in range(RUNS_KEPT + 3):
         meta.record(0, b"a", serial, f"r{i}")
     assert [r.id for r in meta.state.image.runs] == [f"r{i}" for i in range(3, RUNS_KEPT + 3)]
     assert not code(meta.record(0, bytes(RUN_BYTES_MAX), serial, "big"))
-    assert code(meta.record(1, b"x", serial, "big")) == "refused"
+    assert code(meta.record(1, b"x", serial, "big", ended=True)) == "refused"
 
 
 def test_taking_and_releasing_the_lock_is_in_the_audit_log(meta: Meta) -> None:

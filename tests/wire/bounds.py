@@ -137,7 +137,7 @@ LIMITS: dict[str, int] = {
     "ForceRecover.nodes": NODES,
     "ForceRecover.leaders": NODES,
     "RecoverMeta.nodes": NODES,
-    "RecordRun.entry": limits.RUN_BYTES_MAX,
+    "RecordRun.entry": limits.RUN_BYTES_MAX + limits.RUN_END_BYTES,
     "Begin.moves": NODES,
     "Begin.members": 2 * REPLICAS,
     "Begin.created": REPLICAS,
@@ -232,7 +232,7 @@ def _struct(t: mi.StructType) -> Any:
         open_one = made["operations"][0]
         made["operations"] = (open_one, *[open_one.shortened()] * (OPERATIONS_KEPT - 1))
     if name == "RunsReply":  # the entries of one run alone
-        whole = Run("r", "r", "r", 1, True, [bytes(limits.RUN_BYTES_MAX)])
+        whole = Run("r", "r", "r", 1, True, [bytes(limits.RUN_BYTES_MAX + limits.RUN_END_BYTES)])
         made["runs"] = (whole, *made["runs"][1:])
     return t.cls(**made)
 
