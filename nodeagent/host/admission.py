@@ -135,6 +135,11 @@ class Admission:
             )
         if self.config.join:
             return ""
+        if reply.node != seed.node and not reply.cluster_id:  # the first entry takes its incarnation
+            return (
+                f"{reply.node} answers at {seed.host}:{seed.port}, which node.yaml gives as {seed.node}; "
+                "correct `seeds` in node.yaml and restart the nodes"
+            )
         if reply.cluster_id and not reply.member:
             return (
                 f"cluster {reply.cluster_id} exists already; set `join: true` and run "

@@ -134,7 +134,6 @@ def _fetch_meta(host: Host, life: NodeRun, found: Found) -> None:
     def fetched(payload: bytes) -> None:
         del host.replicas.damaged[META]
         _reopen_meta(host, found, payload, "")
-        host.admission.stop(host.cluster.first_config)
         host.on_meta()
 
     if len(life.config.seeds) > 1:

@@ -46,7 +46,10 @@ class Starting:
         asked = {to[0]: number for number, to, _ in calls}
         assert replies.keys() <= asked.keys()
         for seed, number in asked.items():
-            self.effects.on_reply(number, replies.get(seed, ErrorReply("unavailable", "no answer")))
+            reply = replies.get(seed, ErrorReply("unavailable", "no answer"))
+            if isinstance(reply, StatusChecked) and not reply.node:
+                reply = msgspec.structs.replace(reply, node=seed)
+            self.effects.on_reply(number, reply)
 
 
 def says(
@@ -57,9 +60,11 @@ def says(
     conflicts: tuple[str, ...] = (),
     member: bool = False,
     first: Config | None = None,
+    node: str = "",
 ) -> Reply:
+    """The answer of `node`, by default the seed that is asked."""
     return StatusChecked(
-        "x", "j", conflicts, cluster, known, True, member=member, applied=applied, first=first
+        node, "j", conflicts, cluster, known, True, member=member, applied=applied, first=first
     )
 
 
@@ -270,7 +275,7 @@ def test_many_seeds_are_asked_in_turn() -> None:
         for number, to, _ in calls:
             asked.append(to[0])
             silent = to[0] == "n07" and asked.count("n07") < 3
-            node.effects.on_reply(number, ErrorReply("unavailable", "") if silent else says(""))
+            node.effects.on_reply(number, ErrorReply("unavailable", "") if silent else says("", node=to[0]))
         node.effects.now += ASK_AGAIN_MS
         node.effects.fire()
     assert sorted(set(asked)) == [s.node for s in seeds[1:]] and not node.made
@@ -278,8 +283,24 @@ def test_many_seeds_are_asked_in_turn() -> None:
     while not node.made:
         calls, node.effects.calls = node.effects.calls, []
         assert "n07" in [to[0] for _, to, _ in calls]
-        for number, _, _ in calls:
-            node.effects.on_reply(number, says(""))
+        for number, to, _ in calls:
+            node.effects.on_reply(number, says("", node=to[0]))
+
+
+def test_a_seed_at_another_seeds_address_is_refused() -> None:
+    """Else the first entry would name the incarnation of another node, which would never be let in."""
+    node = Starting("a", OLD, join=False)
+    node.hear(b=says("", node="c"), c=says(""))
+    assert "c answers at b:1, which node.yaml gives as b" in node.admission.refused and not node.made
+    node.hear(b=says(""), c=says(""))
+    assert node.made == [first_config(config("a", OLD, join=False))] and not node.admission.refused
+
+
+def test_the_address_of_a_seed_may_have_another_name_in_an_existing_cluster() -> None:
+    """The seed was replaced by a node with another name."""
+    node = Starting("a", OLD, join=False)
+    node.hear(b=says("k", 9, member=True, node="b2"), c=says("k", 9, member=True))
+    assert node.made and not node.admission.refused
 
 
 def test_a_first_start_is_refused_if_a_cluster_exists() -> None:
