@@ -134,6 +134,10 @@ def _fetch_meta(host: Host, life: NodeRun, found: Found) -> None:
     def fetched(payload: bytes) -> None:
         del host.replicas.damaged[META]
         _reopen_meta(host, found, payload, "")
+        if META in host.replicas.damaged:
+            return  # another release wrote the image
+        for replica in host.replicas.data.values():
+            replica.raft.passive = bool(replica.stopped)  # with the meta state it can serve as a leader
         host.on_meta()
 
     if len(life.config.seeds) > 1:

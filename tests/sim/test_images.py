@@ -62,6 +62,33 @@ def restart(node: SimNode, *, power: bool = True) -> None:
     node.start()
 
 
+def restart_all(scenario: Scenario) -> None:
+    running = nodes(scenario)
+    for node in running:
+        node.lossy = True
+        node.stop(power=True)
+    for node in running:
+        node.start()
+
+
+def is_whole(node: SimNode) -> bool:
+    return node.alive and META not in node.host.replicas.damaged
+
+
+def meta_files(node: SimNode) -> dict[str, bytes]:
+    directory = layout.group_dir(META)
+    return {name: node.disk.read(f"{directory}/{name}") for name in node.disk.listdir(directory)}
+
+
+def write(node: SimNode, name: str, content: bytes) -> None:
+    path = f"{layout.group_dir(META)}/{name}"
+    if node.disk.exists(path):
+        node.disk.unlink(path)
+    with node.disk.create(path) as file:
+        file.pwrite(0, content)
+        file.sync()
+
+
 def meta_status(node: SimNode) -> q.GroupStatus:
     (found,) = (g for g in node.host.status.of_node(0, 0).groups if g.group == META)
     return found
@@ -109,6 +136,55 @@ def test_after_damage_of_both_images_the_state_comes_from_another_node(seed: int
     assert scenario.sim.seen["note", "meta_fetched"] == 1
     read_image(node.disk, META, indexes(node)[-1]).verified()
     serves_the_newest_state(scenario, node)
+
+
+def test_after_damage_of_the_newest_image_on_every_node_the_ones_before_are_loaded() -> None:
+    scenario = with_images(3)
+    for node in nodes(scenario):
+        flip_each_section(node, indexes(node)[-1])
+    restart_all(scenario)
+    for node in nodes(scenario):
+        assert META not in node.host.replicas.damaged and meta_status(node).error
+    assert scenario.sim.seen["note", "meta_fetched"] == 0
+    serves_the_newest_state(scenario, nodes(scenario)[0])
+
+
+@pytest.mark.parametrize("whole", [0, 1, 2])
+def test_after_damage_of_all_images_but_one_the_state_comes_from_it(whole: int) -> None:
+    """Both images of all nodes but one are damaged, and the newest of that one. No majority can vote until
+    the image is fetched."""
+    scenario = with_images(3)
+    for number, node in enumerate(nodes(scenario)):
+        for index in indexes(node)[number == whole and -1 or 0 :]:
+            flip_each_section(node, index)
+    restart_all(scenario)
+    damaged = [n.node for n in nodes(scenario) if META in n.host.replicas.damaged]
+    assert len(damaged) == len(nodes(scenario)) - 1
+    for node in nodes(scenario):
+        scenario.until(partial(is_whole, node), f"{node.node} has fetched the image")
+    serves_the_newest_state(scenario, nodes(scenario)[whole])
+
+
+def test_after_damage_of_both_images_on_every_node_nothing_is_served_and_nothing_deleted() -> None:
+    """A node whose files are restored continues, and the others fetch its image."""
+    scenario = with_images(3)
+    before, intact = {}, {n.node: meta_files(n) for n in nodes(scenario)}
+    for node in nodes(scenario):
+        for index in indexes(node):
+            flip_each_section(node, index)
+        before[node.node] = meta_files(node)
+    restart_all(scenario)
+    scenario.sim.pause(20_000)
+    for node in nodes(scenario):
+        assert "another node is asked" in node.host.replicas.damaged[META]
+        assert node.host.status.state() == "damaged" and meta_files(node) == before[node.node]
+    repaired = nodes(scenario)[1]
+    for name, content in intact[repaired.node].items():
+        write(repaired, name, content)
+    restart(repaired)
+    for node in nodes(scenario):
+        scenario.until(partial(is_whole, node), f"{node.node} has an image")
+    serves_the_newest_state(scenario, repaired)
 
 
 def test_missing_images_are_fetched_too() -> None:
@@ -207,9 +283,7 @@ def test_an_older_image_that_the_log_does_not_continue_is_not_used() -> None:
     middle, newest = indexes(node)
     replica = node.host.cluster.meta_replica
     assert replica is not None and old < replica.raft.log.base.index
-    with node.disk.create(layout.image_path(META, old)) as file:
-        file.pwrite(0, kept)
-        file.sync()
+    write(node, f"image.{old}", kept)
     for index in (middle, newest):
         flip_each_section(node, index)
     restart(node)
