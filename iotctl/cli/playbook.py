@@ -128,7 +128,7 @@ def run(
         record = RunJournal(journal, book.file.name, keeper)
         report = _runner(session, book, scope, record, approve or [], again).run()
         if not record.finish():
-            session.output.warn(_incomplete(record.refusal))
+            session.output.warn(_incomplete(record.refusal, is_resumable=bool(report.resume)))
         if session.lock is not None:
             session.lock.outcome = f"changed {report.changed}, failed {report.failed}"
         # Before the lock is released: a failure to release it must not suppress the report.
@@ -147,9 +147,10 @@ def schema(ctx: typer.Context) -> None:
     session.out.write(msgspec.json.format(msgspec.json.encode(schema_of(verbs())), indent=2).decode() + "\n")
 
 
-def _incomplete(refusal: str) -> str:
+def _incomplete(refusal: str, *, is_resumable: bool) -> str:
     """The warning that the cluster's record of the run is not whole; `refusal`: its answer, "" if none."""
-    what = "the cluster has no complete record of this run: only this machine can resume it"
+    what = "the cluster has no complete record of this run"
+    what += ": only this machine can resume it" if is_resumable else ""
     return f"{what} ({refusal}; see iotctl playbook runs)" if refusal else what
 
 

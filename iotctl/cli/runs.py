@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iotctl.playbook.records import RecordedRuns
+    from nodeagent.model.runs import Run
 
 
 def register(app: typer.Typer) -> None:
@@ -23,8 +24,8 @@ def register(app: typer.Typer) -> None:
 def runs(ctx: typer.Context) -> None:
     """List the recorded runs of playbooks.
 
-    The cluster records the last 32 runs, and drops no unfinished run for a newer one. Unfinished runs that
-    only this machine has recorded are listed, too.
+    The cluster records up to 32 unfinished runs and retains the last 32 that ended. Unfinished runs that only
+    this machine has recorded are listed, too.
     """
     from iotctl.change.lock import kept
     from iotctl.errors import IotctlError
@@ -50,22 +51,34 @@ def abandon(
 
     This undoes nothing that the run did. The next run of the playbook is a new one: it inspects every step.
     """
-    from iotctl.change.lock import kept
-    from iotctl.errors import Unreachable
+    from msgspec.structs import replace
+
+    from iotctl.errors import RefusedProblem, Unreachable
     from iotctl.playbook import records
 
     session = session_of(ctx)
     directory = _directory(session)
-    records.unfinished(run_id, kept(session.cluster, run_id)[1], directory)
+    row = records.row_of(run_id, _in_cluster(session, run_id), directory)
     if dry_run:
-        return session.output.would(f"abandon run {run_id}")
-    session.confirm(f"abandon run {run_id}?", yes=yes)
+        return session.output.would(*[] if row.ended else [f"abandon run {run_id}"])
+    if not row.ended:
+        session.confirm(f"abandon run {run_id}?", yes=yes)
     with session.locked(f"abandon run {run_id}"):  # the program that executes a run holds the lock
         if session.lock is None:
             raise Unreachable(f"run {run_id} was not abandoned: the cluster does not respond")
-        run = records.unfinished(run_id, kept(session.cluster, run_id)[1], directory)
-        records.abandon(run_id, run, directory, session.operator, session.lock)
-    _print(session, records.recorded(kept(session.cluster)[1], directory))
+        run = _in_cluster(session, run_id)
+        row = records.row_of(run_id, run, directory)
+        records.end(run_id, run, directory, session.operator, session.lock)
+    if row.ended:
+        raise RefusedProblem(f"run {run_id} was not abandoned: it has ended", next="iotctl playbook runs")
+    _print(session, records.RecordedRuns([replace(row, ended=True)]))
+
+
+def _in_cluster(session: Session, run_id: str) -> Run | None:
+    """The cluster's record of the run, with its entries."""
+    from iotctl.change.lock import kept
+
+    return next((run for run in kept(session.cluster, run_id)[1] if run.id == run_id), None)
 
 
 def _directory(session: Session) -> Path:

@@ -21,7 +21,7 @@ from iotctl.errors import BusyProblem, InputProblem, RefusedProblem, UsageProble
 from iotctl.files import sync_directory
 from iotctl.playbook.model import Entry
 from nodeagent.model.decoding import UNDECODABLE
-from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.errors import NodeAgentError, Refused
 
 RUN_ID = re.compile(r"\d{8}T\d{6}(\d{3})?-[0-9a-f]{6}")
 """The ids of `new_run_id`, and those of 0.1.0, which have no milliseconds."""
@@ -158,6 +158,9 @@ class RunJournal:
         self._keeper: ClusterRecord | None = None
         self._sent = 0
         self._ask_at = 0.0
+        self._is_cut = False
+        """The cluster's record has the end of the run, but not all entries before it."""
+
         self.refusal = ""
         """Why the cluster stored no further entry; "" if it stored all that were sent."""
 
@@ -194,7 +197,7 @@ class RunJournal:
 
     def _send(self) -> bool:
         """Send the missing entries to the cluster; returns whether it has all of them. Raises as `append`."""
-        if self._keeper is None:
+        if self._keeper is None or self._is_cut:
             return False
         lines = self._file.lines()
         try:
@@ -209,6 +212,10 @@ class RunJournal:
                 raise RefusedProblem(
                     "the run was stopped", why=error.what, next=error.next_step or "iotctl cluster events"
                 ) from None
+            if isinstance(error, Refused) and self._sent and self.entries()[-1].event == "ended":
+                with contextlib.suppress(NodeAgentError):  # the record is full, but the run ends there, too
+                    self._keeper.record(self.run_id, self._name, self._sent, lines[-1], ended=True)
+                    self._is_cut = True
             return False
         return True
 
@@ -216,15 +223,17 @@ class RunJournal:
 def bring(directory: Path, run_id: str, entries: Sequence[bytes]) -> None:
     """Write the cluster's record of a run into its local file, unless the file begins with this record.
 
-    A file that does not is moved aside: another process took over the run and recorded other entries.
+    A file with other entries is moved aside: another process took over the run.
     """
     if not RUN_ID.fullmatch(run_id):
         return  # ignore an id that another program wrote in another form
     path = directory / f"{run_id}.jsonl"
     if path.exists():
-        if path.read_bytes().splitlines()[: len(entries)] == list(entries):
+        here = path.read_bytes().splitlines()
+        if here[: len(entries)] == list(entries):
             return
-        path.replace(path.with_suffix(".lost"))
+        if here != list(entries[: len(here)]):
+            path.replace(path.with_suffix(".lost"))
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, temporary = tempfile.mkstemp(dir=directory)
     with os.fdopen(handle, "wb") as file:
@@ -242,13 +251,18 @@ def new_run_id(now: float | None = None) -> str:
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What the journal in a file says about its run. `abandoned_by` is "" unless an operator abandoned it."""
+    """What the journal in a file says about its run. `end` is the line that ends it, empty if there is none;
+    `abandoned_by` is "" unless an operator abandoned the run."""
 
     playbook: str
     by: str
     began_ms: int
-    ended: bool
+    end: bytes
     abandoned_by: str
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.end)
 
 
 def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
@@ -280,11 +294,13 @@ def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
 
 def summary(path: Path) -> Summary:
     """Works for active and damaged journals, too."""
-    entries = []
+    entries: list[Entry] = []
+    end, abandoned_by = b"", ""
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(*UNDECODABLE):
             entries.append(msgspec.json.decode(line, type=Entry))
+            if entries[-1].event == "ended":  # the last one counts: 0.1.0 resumes a run that was abandoned
+                end, abandoned_by = line, entries[-1].by
     first = entries[0] if entries else Entry("begun", 0)
     name = next((e.playbook for e in entries if e.playbook), "")
-    ends = [e for e in entries if e.event == "ended"]
-    return Summary(name, first.by, first.time_ms, bool(ends), ends[0].by if ends else "")
+    return Summary(name, first.by, first.time_ms, end, abandoned_by)

@@ -1,16 +1,19 @@
 """The runs that the cluster and this machine have recorded, and how an unfinished one is abandoned."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
-from iotctl.errors import RefusedProblem, UsageProblem
-from iotctl.playbook.journal import ClusterRecord, FileJournal, bring, summary
+from iotctl.errors import InputProblem, UsageProblem
+from iotctl.playbook.journal import RUN_ID, ClusterRecord, FileJournal, Summary, bring, summary
 from iotctl.playbook.model import Entry
 from nodeagent.model.runs import Run
+
+BY_CHARS = 100
+"""Characters of the operator's name in the entry that abandons a run: this entry must always fit."""
 
 
 class RunRow(msgspec.Struct, frozen=True):
@@ -33,62 +36,70 @@ class RecordedRuns(msgspec.Struct, frozen=True):
 
 def recorded(in_cluster: Sequence[Run] | None, directory: Path) -> RecordedRuns:
     """The runs of the cluster (None if it did not respond), and the unfinished runs of this machine."""
-    rows = {run.id: _row_of_cluster(run, directory) for run in in_cluster or ()}
+    rows = {run.id: row_of(run.id, run, directory) for run in in_cluster or ()}
     for path in directory.glob("*.jsonl"):
-        if path.stem not in rows and not (found := summary(path)).ended:
+        here = _summary(directory, path.stem)
+        if path.stem not in rows and here is not None and not here.ended:
             known = None if in_cluster is None else False
-            rows[path.stem] = RunRow(
-                path.stem, found.playbook, False, found.by, found.began_ms, known, here=True
-            )
+            rows[path.stem] = msgspec.structs.replace(row_of(path.stem, None, directory), in_cluster=known)
     return RecordedRuns(sorted(rows.values(), key=lambda row: (row.began_ms, row.run_id)))
 
 
-def _row_of_cluster(run: Run, directory: Path) -> RunRow:
-    here = _path(directory, run.id).is_file()
-    return RunRow(run.id, run.name, run.ended, run.by, run.began_ms, in_cluster=True, here=here)
-
-
-def unfinished(run_id: str, in_cluster: Iterable[Run], directory: Path) -> Run | None:
-    """The cluster's record of the run, None if only this machine has one.
+def row_of(run_id: str, run: Run | None, directory: Path) -> RunRow:
+    """The run, with the cluster's record of it. A run whose end is recorded in one place has ended.
 
     Raises:
-        UsageProblem: there is no such run.
-        RefusedProblem: the run has ended.
+        UsageProblem: neither the cluster nor this machine has a record of it.
     """
-    run = next((r for r in in_cluster if r.id == run_id), None)
-    path = _path(directory, run_id)
-    if run is None and not path.is_file():
-        where = f"neither the cluster nor {directory} has a record of it"
-        raise UsageProblem(f"no run {run_id}", why=where, next="iotctl playbook runs")
-    if run.ended if run is not None else summary(path).ended:
-        raise RefusedProblem(f"run {run_id} has ended", next="iotctl playbook runs")
-    return run
+    here = _summary(directory, run_id)
+    is_here = here is not None
+    if run is not None:
+        ended = run.ended or (here is not None and here.ended)
+        return RunRow(run_id, run.name, ended, run.by, run.began_ms, in_cluster=True, here=is_here)
+    if here is None:
+        why = f"neither the cluster nor {directory} has a record of it"
+        raise UsageProblem(f"no run {run_id}", why=why, next="iotctl playbook runs")
+    return RunRow(run_id, here.playbook, here.ended, here.by, here.began_ms, in_cluster=False, here=is_here)
 
 
-def abandon(run_id: str, run: Run | None, directory: Path, by: str, record: ClusterRecord) -> None:
-    """End the records of an unfinished run, that of the cluster first.
+def end(run_id: str, run: Run | None, directory: Path, by: str, record: ClusterRecord) -> None:
+    """Complete the records of a run: first that of the cluster, then that of this machine. If neither has an
+    end, `by` abandons the run.
 
     Args:
-        run: the cluster's record with its entries; None if there is none.
+        run: the cluster's record with its entries; None if it has none.
         record: writes to the cluster's records, under its lock.
 
     Raises:
         BusyProblem: another process on this machine is executing the run.
-        InputProblem: the journal on this machine is damaged.
         NodeAgentError: the cluster did not record the end.
     """
-    path = _path(directory, run_id)
-    entry = Entry("ended", time.time_ns() // 1_000_000, by=by)
-    line = msgspec.json.encode(entry)
-    with closing(FileJournal(path)) as journal:  # opening it locks the file and creates none
-        entries = [] if run is None else list(run.entries)
-        if run is not None:
-            record.record(run.id, run.name, len(entries), line, ended=True)
-        if path.is_file() and (run is None or list(journal.lines()) == entries):
+    here = _summary(directory, run_id)
+    entry = Entry("ended", time.time_ns() // 1_000_000, by=by[:BY_CHARS])
+    if run is not None:
+        entries = list(run.entries)
+        if not run.ended:
+            line = here.end if here is not None and here.ended else msgspec.json.encode(entry)
+            record.record(run_id, run.name, len(entries), line, ended=True)
+            entries.append(line)
+        if here is not None and not here.ended:
+            bring(directory, run_id, entries)
+    elif here is not None and not here.ended:
+        _end_here(directory / f"{run_id}.jsonl", entry)
+
+
+def _end_here(path: Path, entry: Entry) -> None:
+    """Append the entry to the journal; a damaged journal is moved aside instead."""
+    try:
+        with closing(FileJournal(path)) as journal:
             journal.append(entry)
-        elif path.is_file() and run is not None:  # the cluster's record counts
-            bring(directory, run.id, [*entries, line])
+    except InputProblem:
+        path.replace(path.with_suffix(".lost"))
 
 
-def _path(directory: Path, run_id: str) -> Path:
-    return directory / f"{Path(run_id).name}.jsonl"  # an id may not lead to another directory
+def _summary(directory: Path, run_id: str) -> Summary | None:
+    """Of the journal on this machine; None if there is none."""
+    if not RUN_ID.fullmatch(run_id):
+        return None  # no journal has such a name, and the id may lead to another directory
+    path = directory / f"{run_id}.jsonl"
+    return summary(path) if path.is_file() else None

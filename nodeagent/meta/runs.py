@@ -82,29 +82,35 @@ class Runs:
             limit = f"the record of a run may have at most {RUN_BYTES_MAX} bytes"
             what = f"entry {r.number} of run {r.run} was not recorded: {limit}"
             return ErrorReply("refused", what, "split the playbook into smaller runs")
-        if known is None and not self._make_room():
+        if known is None and not self._has_room():
             what = f"run {r.run} was not recorded: the cluster has {RUNS_KEPT} unfinished runs, the maximum"
             return ErrorReply("refused", what, "resume or abandon runs: iotctl playbook runs")
-        if known is None:
-            self._kept.runs = [*self._kept.runs, run]
+        others = [other for other in self._kept.runs if other is not run]
+        if known is None or (r.ended and self._keeps_unfinished()):
+            self._kept.runs = [*others, run]  # ended runs are in the order of their ends
         run.entries.append(r.entry)
         run.ended |= r.ended
+        self._drop_oldest()
         return Accepted(index)
 
     def _bytes_max(self, r: c.RecordRun) -> int:
         """Bytes that the record may have with this entry. The last entry always fits."""
         return RUN_BYTES_MAX + (RUN_END_BYTES if r.ended and self._keeps_unfinished() else 0)
 
-    def _make_room(self) -> bool:
-        """Drop the oldest ended run if no further run fits; return whether one fits now."""
+    def _has_room(self) -> bool:
+        """Whether a further run may begin."""
+        return not self._keeps_unfinished() or sum(not run.ended for run in self._kept.runs) < RUNS_KEPT
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest ended run if there are too many of them. Below the level, if there are too many
+        runs, drop the oldest ended one before the newest run, or the oldest of all if there is none."""
         runs = self._kept.runs
-        if len(runs) < RUNS_KEPT:
-            return True
-        dropped = next((run for run in runs if run.ended), None)
-        if dropped is None and not self._keeps_unfinished():
-            dropped = runs[0]
-        self._kept.runs = [run for run in runs if run is not dropped]
-        return dropped is not None
+        keeps = self._keeps_unfinished()
+        counted = [run for run in runs if run.ended or not keeps]
+        if len(counted) > RUNS_KEPT:
+            ended = counted if keeps else [run for run in runs[:-1] if run.ended]
+            dropped = ended[0] if ended else runs[0]
+            self._kept.runs = [run for run in runs if run is not dropped]
 
     def _keeps_unfinished(self) -> bool:
         return self._kept.level >= Feature.UNFINISHED_RUNS

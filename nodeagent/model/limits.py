@@ -169,7 +169,7 @@ WRITE_RATES_MAX = 65_536
 """Slots of one group whose write rate is remembered; with more, the slower half is forgotten."""
 
 RUNS_KEPT = 32
-"""Records of playbook runs that the meta group retains; an unfinished one is not dropped."""
+"""Unfinished playbook runs that the meta group records, and ended ones that it retains."""
 
 RUN_BYTES_MAX = 256 * 1024
 """Bytes of all entries of one run but the last: some hundred steps."""

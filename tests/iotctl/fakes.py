@@ -15,6 +15,7 @@ from iotctl.cli.session import Session
 from iotctl.observe.cluster import Cluster
 from nodeagent.client.report import DeleteReport
 from nodeagent.client.spec import ClusterSpec
+from nodeagent.host.handlers.views import runs_view
 from nodeagent.meta import commands
 from nodeagent.meta.state import MetaState
 from nodeagent.meta.tables import merge_schema
@@ -57,7 +58,6 @@ from nodeagent.model.requests import (
     RecordRun,
     Reply,
     Request,
-    RunsReply,
     SchemaInForce,
     SetZones,
     TakeLock,
@@ -370,9 +370,8 @@ class FakeCluster:
 
     def _of_operators(self, request: TakeLock | DropLock | RecordRun | GetRuns) -> Reply:
         """Answer by the meta group's own rules."""
-        image = self.kept.image
         if isinstance(request, GetRuns):
-            return RunsReply(image.lock, tuple(image.runs))
+            return runs_view(self.kept, request.run)
         kind = getattr(commands, type(request).__name__)
         command = kind(NOW_MS, **msgspec.structs.asdict(request))
         entry = Entry(1, int(EntryKind.COMMAND), commands.encode(command))

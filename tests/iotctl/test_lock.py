@@ -177,7 +177,7 @@ def test_a_run_is_recorded_in_the_cluster_once_it_answers(place: Path) -> None:
     assert found == [0.0], "a cluster that is down is not asked before every step"
     cluster.down, now[0] = set(), RETRY_S
     journal.append(Entry("outcome", 3, "one"))
-    (run,) = kept(cluster)[1]
+    (run,) = kept(cluster, "r1")[1]
     assert len(run.entries) == 3 == len(journal.entries())
     cluster.down, now[0] = {"node1", "node2", "node3"}, 2 * RETRY_S
     journal.append(Entry("intent", 4, "two"))  # the local file is sufficient
@@ -432,7 +432,7 @@ def test_the_end_of_a_run_is_recorded_although_the_cluster_was_just_silent(place
     cluster.down = set()
     journal.append(Entry("ended", 2))
     assert not kept(cluster)[1] and journal.finish()
-    (run,) = kept(cluster)[1]
+    (run,) = kept(cluster, "r1")[1]
     assert run.ended and len(run.entries) == 2
 
 
@@ -444,6 +444,9 @@ def test_the_record_of_a_lost_run_is_moved_aside_for_the_clusters_record(tmp_pat
     path.write_bytes(b"{1}\n{2}\n")
     bring(tmp_path, run, ours[:1])
     assert path.read_bytes() == b"{1}\n{2}\n", "the local record stays"
+    path.write_bytes(b"{1}\n")
+    bring(tmp_path, run, ours)  # another machine continued it
+    assert path.read_bytes() == b"{1}\n{2}\n" and not path.with_suffix(".lost").exists()
     bring(tmp_path, run, theirs)
     assert path.read_bytes() == b"{1}\n{3}\n" and path.with_suffix(".lost").exists()
     bring(tmp_path, "../escaped", theirs)

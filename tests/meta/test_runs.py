@@ -125,22 +125,46 @@ def test_a_former_owner_records_nothing(meta: Meta) -> None:
     assert code(meta.record(0, b"a", first.serial)) == "refused" and not meta.state.image.runs
 
 
-def test_ended_runs_make_room_and_unfinished_runs_do_not(meta: Meta) -> None:
+def test_below_the_level_the_oldest_ended_run_makes_room(meta: Meta) -> None:
+    serial = meta.taken().serial
+    for i in range(RUNS_KEPT):
+        meta.record(0, b"a", serial, f"r{i}", ended=i in (3, 9))
+    assert not code(meta.record(0, b"a", serial, "next", ended=True))
+    known = [r.id for r in meta.state.image.runs]
+    assert known == [f"r{i}" for i in range(RUNS_KEPT) if i != 3] + ["next"]
+    meta.record(1, b"end", serial, "r0", ended=True)
+    assert [r.id for r in meta.state.image.runs] == known, "an entry of a known run drops and moves none"
+
+
+def test_the_runs_that_ended_last_are_retained(meta: Meta) -> None:
+    """By the time of their end: a long run is not dropped when it ends."""
+    serial = meta.taken().serial
+    meta.state.image.level = Feature.UNFINISHED_RUNS
+    meta.record(0, b"a", serial, "long")
+    for i in range(RUNS_KEPT + 2):
+        meta.record(0, b"a", serial, f"r{i}", ended=True)
+    assert [r.id for r in meta.state.image.runs] == ["long", *(f"r{i}" for i in range(2, RUNS_KEPT + 2))]
+    meta.record(1, b"end", serial, "long", ended=True)
+    assert [r.id for r in meta.again().state.image.runs][-2:] == [f"r{RUNS_KEPT + 1}", "long"]
+    assert len(meta.state.image.runs) == RUNS_KEPT
+
+
+def test_unfinished_runs_are_not_dropped_and_refuse_a_newer_one(meta: Meta) -> None:
     serial = meta.taken().serial
     meta.state.image.level = Feature.UNFINISHED_RUNS
     for i in range(RUNS_KEPT):
-        assert not code(meta.record(0, b"a", serial, f"r{i}", ended=i in (3, 9)))
-    assert not code(meta.record(0, b"a", serial, "next"))
-    assert [r.id for r in meta.state.image.runs if r.ended] == ["r9"], "the oldest ended run makes room"
-    assert not code(meta.record(0, b"a", serial, "next but one"))
+        assert not code(meta.record(0, b"a", serial, f"ended {i}", ended=True))
+        assert not code(meta.record(0, b"a", serial, f"r{i}"))
     before = meta.state.image.runs
+    assert len(before) == 2 * RUNS_KEPT
     refused = meta.record(0, b"a", serial, "one too many")
     assert isinstance(refused, ErrorReply) and refused.code == "refused" and "lost" not in refused.details
     assert str(RUNS_KEPT) in refused.what and refused.next_step.endswith("iotctl playbook runs")
     assert meta.state.image.runs == before
     assert not code(meta.record(1, b"end", serial, "r0", ended=True)), "known runs are still recorded"
     assert not code(meta.record(0, b"a", serial, "one too many"))
-    assert "r0" not in {r.id for r in meta.again().state.image.runs}
+    unfinished = [r.id for r in meta.again().state.image.runs if not r.ended]
+    assert unfinished == [f"r{i}" for i in range(1, RUNS_KEPT)] + ["one too many"]
 
 
 def test_every_run_can_end(meta: Meta) -> None:

@@ -89,7 +89,7 @@ LIMITS: dict[str, int] = {
     "SealResult.sessions": 0,
     "SealResult.parts": SEAL_PARTS,
     "CopyRecord.slots": UNIT_SLOTS,
-    "RunsReply.runs": limits.RUNS_KEPT,
+    "RunsReply.runs": 2 * limits.RUNS_KEPT,
     "Run.entries": 0,
     "Run.entries[]": 0,
     "RowsScanned.ipc": limits.PAGE_BYTES,
