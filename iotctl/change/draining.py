@@ -51,7 +51,8 @@ def set_draining(
         if timing.clock() >= deadline:
             raise Partly(
                 f"{node} is draining but still leads {', '.join(leads)}",
-                why="these groups have no other voter that is up, caught up and not draining",
+                why="no leadership transfer completed in time: each group needs another voter that is up, "
+                "caught up, and neither draining nor leaving",
                 next="iotctl cluster status",
             )
         timing.sleep(POLL_S)

@@ -37,7 +37,7 @@ def runs(ctx: typer.Context) -> None:
     try:
         in_cluster = kept(session.cluster)[1]
     except (IotctlError, NodeAgentError) as error:
-        session.output.warn(f"only the records on this machine are listed: {error.what}")
+        session.output.warn(f"only the unfinished runs recorded on this machine are listed: {error.what}")
     _print(session, recorded(in_cluster, _directory(session)))
 
 
@@ -49,7 +49,7 @@ def abandon(
 ) -> None:
     """End an unfinished run that will not be resumed.
 
-    This undoes nothing that the run did. The next run of the playbook is a new one: it inspects every step.
+    This undoes nothing that the run did, and the run can no longer be resumed.
     """
     from msgspec.structs import replace
 

@@ -151,7 +151,8 @@ class _Migration:
             with HeldLease(self.cluster, self.id, self.by, owner) as lease:
                 self._go(rate)
                 self._pull(session, concurrency, lease)
-                # A later round splits the rest differently, so orders are counted by the final failures.
+                # Later rounds divide the rest into other units: those done are the first total without the
+                # final failures.
                 self.report.units_done = max(0, self.report.units_total - len(self.report.failed))
                 self._await_adoption()
         if depth is not None and not self.report.failed and operation.stage is not Stage.CANCELLED:
@@ -161,10 +162,10 @@ class _Migration:
         return self.report
 
     def check_running(self) -> None:
-        """Raises `Refused` if the operation is paused: no agent would accept an order."""
+        """Raises `Refused` if the operation is paused: no agent would accept a request for copies."""
         if self.find().state() == "paused":
             raise Refused(
-                f"{self.id} is paused; no copy was ordered", next_step=f"iotctl ops resume {self.id}"
+                f"{self.id} is paused; no copy was requested", next_step=f"iotctl ops resume {self.id}"
             )
 
     def find(self) -> Operation:
@@ -205,7 +206,7 @@ class _Migration:
             time.sleep(POLL_S)
 
     def _pull(self, session: "SparkSession", concurrency: int | None, lease: HeldLease) -> None:
-        """Order the missing copies, up to `ROUNDS` times; failures of the last round are reported."""
+        """Request the missing copies, up to `ROUNDS` times; failures of the last round are reported."""
         for round_number in range(ROUNDS):
             meta, operation = self._find()
             incarnations = {n.node: n.incarnation for n in meta.nodes}

@@ -26,7 +26,7 @@ class Rows:
         """Entries up to this log index only restore their rows to the memtable."""
 
         self.delivered = 0
-        """Log index of the last entry received. Only during the replay it is below the last applied index."""
+        """Log index of the last entry received. It is below the last applied index only during the replay."""
 
         self._tombstones = tombstones
 
@@ -77,6 +77,6 @@ class Rows:
         return tuple((s, p) for p, s in sorted(self.slot_of.items()) if s in slots)
 
     def has_older_than(self, t: Tombstone) -> bool:
-        """Whether rows that are older than the delete are in no file yet."""
+        """Whether the memtable has rows of the partition that are older than the delete."""
         held = self.memtable.partition(t.partition)
         return held is not None and (held.first_index,) < t.order

@@ -19,7 +19,8 @@ from nodeagent.partition.table import TableWire
 
 class _Command(msgspec.Struct, frozen=True, omit_defaults=True):
     now: int
-    """Time for the records (`Cluster.record_now`); a hold (`hold_release_ms`) is counted from such a time."""
+    """The time that records get (`Cluster.record_now`). `hold_release_ms` counts from the `now` of the entry
+    with which the hold begins."""
 
 
 class Bootstrap(_Command, frozen=True, tag="Bootstrap"):
@@ -61,7 +62,7 @@ class SetDraining(_Command, frozen=True, tag="SetDraining"):
     by: str
     lock: int = 0
     """Serial of the cluster lock that the sender holds, 0 for none. The command has no effect if that lock is
-    not held any more."""
+    no longer held."""
 
     for_restart: bool = False
     """As in `requests.NodeRecord`."""
@@ -99,8 +100,8 @@ class ForceRecover(_Command, frozen=True, tag="GiveUp"):
 
 
 class RecoverMeta(_Command, frozen=True, tag="RecoverMeta"):
-    """The meta group lost its majority with `nodes`, permanently, and continues with the journal of `leader`
-    (since `Feature.META_RECOVERY`)."""
+    """`nodes` are permanently lost, and with them the majority of the meta group, which continues with the
+    journal of `leader` (since `Feature.META_RECOVERY`)."""
 
     nodes: tuple[NodeId, ...]
     leader: NodeId
@@ -194,7 +195,7 @@ class Begin(_Command, frozen=True, tag="Begin"):
 
 
 class _ProgressReport(_Command, frozen=True):
-    """A progress report on an operation; it has no effect if the operation has ended."""
+    """A report on an open operation, or a request to control it; without effect once it has ended."""
 
     operation: str
 

@@ -20,7 +20,7 @@ from nodeagent.model.runs import Lock, Run
 
 
 class Kept(Protocol):
-    """The fields of the image that this module changes; it reads the level."""
+    """The fields of the image that this module uses: it changes `lock` and `runs`, and reads `level`."""
 
     lock: Lock | None
     runs: list[Run]
@@ -74,8 +74,8 @@ class Runs:
             return Accepted(index)
         if r.number != len(run.entries):
             what = (
-                f"entry {r.number} of run {r.run} was not recorded: the run has {len(run.entries)} entries, "
-                "another process continued it"
+                f"entry {r.number} of run {r.run} was not recorded: the run already has "
+                f"{len(run.entries)} entries: another process continued it"
             )
             return ErrorReply("refused", what, "iotctl playbook run FILE --resume", {"lost": True})
         if sum(map(len, run.entries)) + len(r.entry) > self._bytes_max(r):
@@ -94,7 +94,7 @@ class Runs:
         return Accepted(index)
 
     def _bytes_max(self, r: c.RecordRun) -> int:
-        """Bytes that the record may have with this entry. The last entry always fits."""
+        """Bytes that the record may have with this entry. From the level on, the last entry always fits."""
         return RUN_BYTES_MAX + (RUN_END_BYTES if r.ended and self._keeps_unfinished() else 0)
 
     def _has_room(self) -> bool:
@@ -128,8 +128,7 @@ def busy(held: Lock) -> ErrorReply:
 def lost(serial: int) -> ErrorReply:
     return ErrorReply(
         "refused",
-        f"the command had no effect: the cluster lock {serial} is not held any more, "
-        "it lapsed or was taken away",
+        f"the command had no effect: cluster lock {serial} is no longer held: it expired or was released",
         "see what was done (`iotctl cluster events`), then run the command again",
         {"lost": True},
     )

@@ -76,9 +76,8 @@ def plan_members(
 
     With `after`, the new nodes are placed after it in the order given. Without `after`, each new node
     gets the place, of those that `places` allows (None: all), for which the fewest bytes are copied; among
-    equals the widest gap, then the lowest position. An unbalanced table also moves slots between nodes that
-    stay: with the last change, once all nodes have joined, and never if nodes are replaced, because some
-    slots would move twice.
+    equals the widest gap, then the lowest position. If the table is unbalanced, the last change also moves
+    slots between nodes that stay, except if nodes are replaced: some slots would then move twice.
 
     Raises:
         Refused: a new node is on the ring already, no position is free, a node is named twice, or fewer than
@@ -278,8 +277,8 @@ def _best_place(
     open_places = [i for i in map(ring.index, allowed) if gap_after(ring, nodes[i]) >= 2]
     if not open_places:
         raise Refused(
-            f"no plan was made: the ring has no free position for {node}",
-            next_step="rebuild the cluster with evenly spread positions",
+            f"no plan was made: none of the preferred places on the ring has a free position for {node}",
+            next_step="name another place with --after, or rebuild the cluster: a new ring is evenly spaced",
         )
     best = min(open_places, key=lambda i: (cost[i], -gap_after(ring, nodes[i]), i))
     return nodes[best]

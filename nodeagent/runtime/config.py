@@ -1,4 +1,4 @@
-"""`node.yaml`: load it, with the line number of a mistake, and write it."""
+"""Load and write `node.yaml`; most errors name the line of the mistake."""
 
 import re
 from contextlib import suppress
@@ -30,7 +30,8 @@ _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+)\]")
 
 
 def load_config(path: Path) -> NodeConfig:
-    """Raises `InvalidInput` with the first mistake as `file:line: what`."""
+    """Raises `InvalidInput` with one mistake, as `file:line: what`, or without a line if the file cannot be
+    read or is too large."""
     try:
         text = path.read_text()
     except OSError as error:

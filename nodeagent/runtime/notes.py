@@ -16,8 +16,8 @@ from nodeagent.model.requests import NodeEvent
 
 LINES_PER_S_MAX = 200
 REPEAT_MS = 600_000
-"""An event that repeats the last retained one of its name and group, with equal fields, is retained again
-only after this: a failing job may fail every second."""
+"""An event that equals the last one retained for its name and group is retained again only after this time: a
+failing job may fail every second."""
 
 RETAINED_EVENTS = frozenset(
     (

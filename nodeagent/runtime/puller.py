@@ -89,13 +89,15 @@ class Puller:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 reply = await self._ask(node, wanted, CHUNK_TIMEOUT_S)
         except TimeoutError as error:
-            raise Unavailable(f"{node} did not send {wanted.name} at {wanted.offset} in time") from error
+            raise Unavailable(
+                f"{node} did not send {wanted.name} at offset {wanted.offset} in time"
+            ) from error
         if not isinstance(reply, Chunk):
             raise InvalidInput(f"{node} answered a chunk request with {type(reply).__name__}")
         if len(reply.data) > wanted.length or wanted.offset + len(reply.data) > reply.size:
             raise InvalidInput(
-                f"{node} sent {len(reply.data)} bytes of {wanted.name} at {wanted.offset} of {reply.size};"
-                f" {wanted.length} were requested"
+                f"{node} sent {len(reply.data)} bytes of {wanted.name} at offset {wanted.offset}; "
+                f"{wanted.length} were requested, and the file has {reply.size}"
             )
         return reply
 

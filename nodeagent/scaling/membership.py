@@ -100,7 +100,7 @@ def _votes(voters: Iterable[NodeId], zones: Mapping[NodeId, str]) -> Counter[str
 
 
 def _in_fewest(nodes: Iterable[NodeId], zones: Mapping[NodeId, str], votes: Counter[str]) -> NodeId | None:
-    """The first node in the zone with the fewest votes; rather one whose zone is known."""
+    """The first node in the zone with the fewest votes; preferably one whose zone is known."""
     return min(nodes, key=lambda n: (votes[zones.get(n, "")], not zones.get(n)), default=None)
 
 
@@ -118,8 +118,8 @@ def meta_step(
     many, as evenly over the zones as possible.
 
     `unfit` nodes (leaving or dead) may follow but not vote: their votes are taken away after the promotions,
-    so until then there may be more voters, and an only voter keeps its vote. Members that are not in `nodes`
-    are dropped.
+    so until then there may be more voters than `voters_max`, and a sole voter keeps its vote. Members that
+    are not in `nodes` are dropped.
     """
     members = config.members
     removed = next((n for n in members if n not in nodes), None)
@@ -149,8 +149,8 @@ def _even_step(
     me: NodeId,
     caught_up: Callable[[NodeId], bool],
 ) -> Step:
-    """Promote a learner if its vote and the demotion that follows make the votes more even. Each such pair
-    does, whichever nodes lag meanwhile, so votes do not move indefinitely."""
+    """Promote a learner if its vote and the demotion that follows make the votes more even. Every such
+    pair does so, whichever nodes lag in the meantime, so votes do not move indefinitely."""
     votes = _votes(config.voters, zones)
     most = max(votes.values())
     few = {zone for zone in set(zones.values()) if zone and votes[zone] + 2 <= most}
@@ -166,8 +166,8 @@ def _even_step(
 def _surplus_step(
     config: Config, zones: Mapping[NodeId, str], me: NodeId, caught_up: Callable[[NodeId], bool]
 ) -> Step:
-    """Demote a voter in the zone with the most votes, rather one that lags, once a majority of the others has
-    caught up. The newest voter may lag: it must not lose its vote for that."""
+    """Demote a voter other than the leader in the zone with the most votes, preferably one that lags, once a
+    majority of the remaining voters has caught up: one that was just promoted may lag."""
     votes, others = _votes(config.voters, zones), [n for n in config.voters if n != me]
     late = {n for n in others if not caught_up(n)}
     going = max(others, key=lambda n: (votes[zones.get(n, "")], n in late))

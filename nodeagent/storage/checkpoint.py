@@ -1,12 +1,12 @@
 """A group's checkpoint: one payload, stored in one file or as a file and a delta.
 
-    checkpoint         the payload with all files that the group had then; replaced as a whole
-    checkpoint.delta   a later payload without files, and the files added and removed since the `checkpoint`
-                       whose digest it names; replaced as a whole too
+    checkpoint         the payload with the metadata of all files that the group had then; replaced as a whole
+    checkpoint.delta   a later payload without its list of files, and the files added and removed since the
+                       `checkpoint` whose digest it names; replaced as a whole too
 
 A delta that names another checkpoint is ignored: a crash followed the write of a newer whole checkpoint. A
-reader always gets one payload. This module knows only its keys `state` (of the payload) and `files` (of the
-state): both are msgpack maps.
+reader always gets one payload. Payload and state are msgpack maps. Of their keys, this module knows only
+`state` of the payload and `files` of the state.
 """
 
 import errno
@@ -140,7 +140,7 @@ def with_files(payload: bytes, files: Iterable[FileMeta]) -> bytes:
 
 
 def encode_files(files: Iterable[FileMeta]) -> bytes:
-    """Encode a msgpack list. Each file is encoded by a call of its own, because a single call for a hundred
-    thousand files would block the event loop's thread."""
+    """Encode a msgpack list. Each file is encoded by a call of its own: a single call for a hundred thousand
+    files would hold the GIL throughout, and the event loop's thread would wait for it."""
     encoded = [_encoder.encode(file) for file in files]
     return b"\xdd" + len(encoded).to_bytes(4, "big") + b"".join(encoded)

@@ -60,7 +60,8 @@ def check_stream(file: BinaryIO, meta: FileMeta, where: str) -> None:
 def _check(size: int, found: str, meta: FileMeta, where: str) -> None:
     if size != meta.size or found != meta.xxh3:
         raise FileCorrupt(
-            f"{where}: {size} bytes with XXH3 {found}, the manifest says {meta.size}, {meta.xxh3}",
+            f"{where} has {size} bytes and XXH3 {found}; "
+            f"the manifest says {meta.size} bytes and XXH3 {meta.xxh3}",
             file=meta.name,
             expected=meta.xxh3,
             found=found,
@@ -138,8 +139,8 @@ class SlotFiles:
         return removed
 
     def remove_group(self, group: GroupId) -> None:
-        """Delete a group's files, its checkpoint first: a group with a checkpoint must be complete, a group
-        without a checkpoint is a leftover."""
+        """Delete a group's files, its checkpoint first: a group with a checkpoint must be complete; a group
+        without one is a leftover."""
         checkpoint = layout.checkpoint_path(group)
         if self._disk.exists(checkpoint):
             self._disk.unlink(checkpoint)

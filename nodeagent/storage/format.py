@@ -75,7 +75,7 @@ class ClosedUnit(msgspec.Struct, frozen=True):
 
 
 def close_unit(unit: CloseUnit, file_format: FileFormat) -> ClosedUnit | None:
-    """Make one unit's file; None if no row is left after the deletes."""
+    """Make the file of one close; None if no row is left after the deletes."""
     spec = unit.spec
     return _make(merge(_parts(unit.batches), unit.tombstones, spec.schema), spec, (), file_format)
 
@@ -87,8 +87,8 @@ def compact_unit(
 
     Raises:
         NotFound: an input is missing.
-        FileCorrupt: an input does not match its meta, by its bytes before they are parsed, or by the values
-            read from them.
+        FileCorrupt: the bytes of an input, which are checked before they are parsed, or the values read from
+            them do not match its meta.
     """
     parts: list[Part] = []
     schema = unit.spec.schema
@@ -106,7 +106,7 @@ def _make(table: pa.Table, spec: CloseSpec, clean: Order, file_format: FileForma
     if spec.format_version not in FORMAT_VERSIONS:
         made, wanted = ", ".join(map(str, FORMAT_VERSIONS)), spec.format_version
         raise Refused(
-            f"{spec.name} was not made: it needs format version {wanted}, this agent writes {made}",
+            f"{spec.name} was not made: it needs format version {wanted}, but this agent writes {made}",
             next_step="iotctl cluster upgrade",
         )
     if table.num_rows == 0:

@@ -1,4 +1,4 @@
-"""Length-prefixed messages over a pair of pipes, with a deadline on both directions."""
+"""Length-prefixed messages over a pair of pipes, with a deadline in both directions."""
 
 import os
 import select
@@ -28,7 +28,7 @@ def send_pieces(fd: int, length: int, pieces: Iterable[bytes], deadline: float |
 
     Raises:
         FrameError: the length exceeds `MESSAGE_BYTES_MAX`; nothing was written.
-        Timeout: the deadline passed within the message; the pipe can no longer be used.
+        Timeout: the deadline passed before the whole message was written; the pipe can no longer be used.
         BrokenPipeError: the other end closed.
     """
     if length > MESSAGE_BYTES_MAX:
@@ -47,7 +47,7 @@ def receive(fd: int, deadline: float | None = None) -> bytes | None:
     """Read one message; None if the other end closed between messages.
 
     Raises:
-        Timeout: see `send_pieces`.
+        Timeout: the deadline passed before a whole message was read; the pipe can no longer be used.
         FrameError: the message announces more than `MESSAGE_BYTES_MAX`; the pipe can no longer be used.
         Unavailable: the other end closed within a message.
     """

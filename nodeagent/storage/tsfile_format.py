@@ -49,9 +49,9 @@ class TsFileFormat:
 
         Raises:
             Refused: the compression is unknown.
-            InvalidName: a name could be written but not read back.
+            InvalidName: the table has no column, or has a name that could be written but not read back.
             Unavailable: the writer failed; the rows are unchanged, so retry.
-            FileCorrupt: the file does not hold the rows that were written.
+            FileCorrupt: the new file cannot be read, or the numbers of its rows or values differ.
         """
         assert table.num_rows > 0, "a file has rows"
         check_fileable(spec.schema)
@@ -62,7 +62,9 @@ class TsFileFormat:
             with open(path, "rb") as file:
                 content = file.read()
         except Exception as error:  # the package raises its own errors, ValueError, TypeError...
-            raise Unavailable(f"{spec.name}: TsFile writer: {type(error).__name__}: {error}") from error
+            raise Unavailable(
+                f"{spec.name} was not written: TsFile library: {type(error).__name__}: {error}"
+            ) from error
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

@@ -130,11 +130,11 @@ class Connection(asyncio.Protocol):
         return bool(frames)
 
     def request(self, request: Request, timeout_s: float, on_reply: OnReply) -> None:
-        """Send a request; `on_reply` is called with the reply, or with an `ErrorReply` `outcome_unknown` with
-        the detail `lost` if the connection ends or the timeout passes after the request was sent.
+        """Send a request; `on_reply` is called with the reply. If the connection ends or the timeout passes
+        first, it is called with an `ErrorReply` with the code `outcome_unknown` and the detail `lost`.
 
         Raises (nothing was sent, and `on_reply` is not called):
-            Unavailable, or the error that closed the connection: it is not open.
+            Unavailable, or the error that closed the connection: the connection is not open.
             Overloaded: too many requests or bytes are waiting.
             InvalidInput: the request is too large.
         """

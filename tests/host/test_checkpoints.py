@@ -232,13 +232,13 @@ def test_what_pins_a_log_is_bounded_in_bytes_entries_and_age(monkeypatch: pytest
         replica.raft._lead.peers.progress["b"].match = match
         return [str(pin) for pin, _ in replica.log_start.pins()]
 
-    assert pins(keep - 1, base) == ["a snapshot for b", "follower b"]
-    assert pins(keep - 1, base - 1) == ["a snapshot for b"]
-    assert pins(keep, base) == pins(keep * SNAPSHOT_KEEPS - 1, base) == ["a snapshot for b"]
+    assert pins(keep - 1, base) == ["a snapshot offered to b", "follower b"]
+    assert pins(keep - 1, base - 1) == ["a snapshot offered to b"]
+    assert pins(keep, base) == pins(keep * SNAPSHOT_KEEPS - 1, base) == ["a snapshot offered to b"]
     assert pins(keep * SNAPSHOT_KEEPS, base) == []
     for entries, expected in (
-        (last - base + 1, ["a snapshot for b", "follower b"]),
-        (last - base, ["a snapshot for b"]),
+        (last - base + 1, ["a snapshot offered to b", "follower b"]),
+        (last - base, ["a snapshot offered to b"]),
         ((last - base) / SNAPSHOT_KEEPS, []),
     ):
         monkeypatch.setattr(type(replica.machine), "log_entries_max", entries)

@@ -312,7 +312,7 @@ def test_a_temporarily_refused_renewal_does_not_lose_the_lock() -> None:
         asked[0] += 1
         if asked[0] == 1:
             raise Refused("not now")
-        raise Refused("the lock 7 is not held any more", lost=True)
+        raise Refused("lock 7 is no longer held", lost=True)
 
     with Renewal(renew, 30, "lock", lock.is_lost, lambda: 0.0) as renewal:
         until(lambda: bool(renewal.lost))
@@ -397,7 +397,7 @@ def test_a_change_is_refused_when_the_lock_it_was_decided_under_is_lost(place: P
 
     cluster = Slow()
     done = iotctl(place, "cluster", "remove-node", "node3", "--yes", cluster=cluster)
-    assert done.code == 5 and not cluster.begun and "is not held any more" in done.err, done.err
+    assert done.code == 5 and not cluster.begun and "is no longer held" in done.err, done.err
 
 
 def test_completed_steps_are_recorded_locally_whoever_holds_the_lock(place: Path) -> None:

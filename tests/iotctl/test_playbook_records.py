@@ -78,7 +78,7 @@ def test_without_the_cluster_the_records_of_this_machine_are_listed(place: Path)
     run = stopped(place, cluster)
     cluster.down = {"node1", "node2", "node3"}
     done = playbook(place, cluster, "runs")
-    assert done.code == 0 and "only the records on this machine" in done.err, done.err
+    assert done.code == 0 and "only the unfinished runs recorded on this machine" in done.err, done.err
     line = next(line for line in done.out.splitlines() if run in line)
     assert line.split()[1:] == ["night", "unfinished", "tester", "?", "yes"]
     assert max(map(len, done.out.splitlines())) <= 80

@@ -175,7 +175,7 @@ def test_a_restart_that_stopped_nothing_names_the_node_that_it_left_draining() -
 
         def call_meta(self, request: Request) -> Reply:
             if isinstance(request, Drain) and not request.draining:
-                raise Refused("the lock 7 is not held any more")
+                raise Refused("lock 7 is no longer held")
             return super().call_meta(request)
 
     agents = FakeAgents(Stuck())

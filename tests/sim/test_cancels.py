@@ -51,7 +51,7 @@ def test_a_duplicate_request_after_the_cancel_begins_nothing(monkeypatch: pytest
     for node in nodes:
         scenario.sim.call(CLIENT, node, again, got.append)
     scenario.until(lambda: len(got) == len(nodes), "every request is answered")
-    assert any(isinstance(r, ErrorReply) and "is not held any more" in r.what for r in got), got
+    assert any(isinstance(r, ErrorReply) and "is no longer held" in r.what for r in got), got
     assert [op.id for op in scenario.newest().image.operations] == [operation] and state_of(
         scenario
     ) == before

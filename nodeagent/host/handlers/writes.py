@@ -134,7 +134,11 @@ def _check_place(cluster: Cluster, slot: int, partition: PartitionKey) -> ErrorR
     right = slot_of(partition.storage_group, partition.time_partition, partition.shard, settings)
     if right == slot:
         return None
-    return ErrorReply("invalid_input", f"partition {partition} is slot {right}, not {slot}")
+    what = (
+        f"shard {partition.shard} of time partition {partition.time_partition} of {partition.storage_group} "
+        f"hashes to slot {right}, not {slot}"
+    )
+    return ErrorReply("invalid_input", what)
 
 
 def _owned(cluster: Cluster, replica: DataReplica, slot: int) -> ErrorReply | None:

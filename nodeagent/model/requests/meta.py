@@ -247,9 +247,10 @@ class ForceRecover(Message, frozen=True, tag="GiveUp"):
 
 
 class RecoverMeta(Message, frozen=True, tag="RecoverMeta"):
-    """Force recovery of the meta group: it lost its majority with `nodes`, permanently. The node that gets
-    the request leads it from `term` on (`Raft.force`), with its own journal; entries that only lost nodes
-    have are lost. `Accepted` once recorded.
+    """Force recovery of the meta group: `nodes` are permanently lost, and with them its majority.
+
+    The node that gets the request leads the group from `term` on (`Raft.force`), with its own journal;
+    entries that only lost nodes have are lost. `Accepted` once recorded.
 
     `last`, `last_term`: the end of the node's journal that the caller read; refused if it has changed.
     """

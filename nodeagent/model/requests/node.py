@@ -105,7 +105,7 @@ class LogPin(msgspec.Struct, frozen=True):
             case "rows":
                 return "rows in memory"
             case "snapshot":
-                return f"a snapshot for {self.node}"
+                return f"a snapshot offered to {self.node}"
             case _:
                 return f"{self.kind} {self.node}"
 
