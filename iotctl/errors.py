@@ -10,7 +10,7 @@
     ├── Unknown              9  the outcome is unknown; `next` shows how to check it
     └── BusyProblem         10  another program holds a lock, or a change is open
 
-Each error names what did not happen, why, and the next command, on one line each.
+Each error says what is wrong and, if known, why and what to do next, on one line each.
 """
 
 from enum import IntEnum
@@ -38,7 +38,7 @@ class IotctlError(Exception):
     """Base of the errors that are reported to the operator.
 
     Args:
-        what: what did not happen.
+        what: what is wrong, or what was not done.
         why: the reason, if it is known.
         next: the command or action that helps.
         where: `file:line:col`, a node or a group.

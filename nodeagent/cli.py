@@ -1,4 +1,4 @@
-"""`nodeagent`: run a node, create its directory, inspect a stopped node.
+"""`nodeagent`: run a node, create its directory, or inspect it.
 
 Each command imports its own modules, so that no command pays for the imports of another.
 """

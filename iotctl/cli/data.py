@@ -245,8 +245,8 @@ def query(
 
     Use -o csv to print CSV.
 
-    A bounded or weak read reports its age: its rows include every write that was
-    acknowledged at least that long ago.
+    A bounded or weak read reports its age, if it is known: its rows include every write
+    that was acknowledged at least that long ago.
     """
     from iotctl.cli import rows
     from iotctl.rows.selection import Age, scan

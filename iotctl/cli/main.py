@@ -129,7 +129,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
         session.out.flush()
         return result if isinstance(result, int) else Exit.DONE
     except (BrokenPipeError, SystemExit):
-        # Typer turns a closed pipe into SystemExit; no command exits itself.
+        # Typer turns a closed pipe into SystemExit; no command raises it.
         _silence(session)
         return Exit.DONE
     except KeyboardInterrupt:

@@ -48,7 +48,7 @@ class JobOptions:
         typer.Option(
             min=1,
             max=256,
-            help="Request at most this many copies at once; a member's slots are split into up to 8.",
+            help="Send at most this many requests at once; up to 8 cover the slots of a member.",
         ),
     ] = 8
 

@@ -171,7 +171,7 @@ def cancel(
 def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
     """Release the old copies that --hold-release retains.
 
-    If the change removes a node, wait until it has left.
+    If the change removes a node, the command returns once the node has left.
     """
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import control, pick

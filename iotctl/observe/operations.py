@@ -26,7 +26,7 @@ class StageRow(msgspec.Struct, frozen=True):
     left_ms: int | None
     reports: list[str]
     former_name: str
-    """The name in 0.1.0, printed until 0.3.0, like `evidence` for `reports`."""
+    """The name in 0.1.0. It and `evidence`, now `reports`, are printed until 0.3.0."""
 
     evidence: list[str]
 
@@ -263,8 +263,8 @@ OnOperation = Callable[[Operation], None]
 
 
 def _looked_up(cluster: Cluster, operation: str) -> Operation:
-    """As `pick`. The first node that answers may lag and not know the operation yet, so only the leader's
-    answer can refuse it."""
+    """As `pick`. The first node that answers may lag and not know the operation yet, so only a strong
+    read can refuse it."""
     try:
         return pick(cluster.meta(), operation)
     except RefusedProblem:

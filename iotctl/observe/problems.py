@@ -238,7 +238,7 @@ def group_problems(
         for replica in status.groups:
             if replica.state != "running" or replica.error:
                 subject = f"the replica of group {replica.group} on {status.node}"
-                state = "runs, but" if replica.state == "running" else f"is {replica.state}"
+                state = "reports" if replica.state == "running" else f"is {replica.state}"
                 message = f"{subject} {state}: {replica.error}".rstrip(": ")
                 look = replica.hint or f"iotctl cluster logs {status.node}"
                 severity = "error" if replica.state != "running" else "warning"

@@ -53,7 +53,7 @@ def from_yaml(text: str, where: str = "") -> Plan:
 
 def _known(plan: Plan, where: str) -> Plan:
     if plan.format_version != FORMAT_VERSION:
-        why = f"format_version is {plan.format_version}, this release reads {FORMAT_VERSION}"
+        why = f"format_version is {plan.format_version}; this release reads {FORMAT_VERSION}"
         raise InputProblem("this plan has an unknown format", why=why, next=_MAKE, where=where)
     return plan
 
@@ -68,7 +68,7 @@ def plan_again(plan: Plan) -> str:
 def check_fresh(plan: Plan, table_version: int, spec_hash: str) -> None:
     """Raises `RefusedProblem` for a plan that was made for another table or another cluster.yaml."""
     if plan.table_version != table_version:
-        why = f"it was made for table version {plan.table_version}, the cluster has {table_version}"
+        why = f"it was made for table version {plan.table_version}; the cluster has {table_version}"
         raise RefusedProblem("the plan is stale; nothing was changed", why=why, next=plan_again(plan))
     if plan.spec_hash != spec_hash:
         raise RefusedProblem(

@@ -98,7 +98,7 @@ def _end_here(path: Path, entry: Entry) -> None:
 
 
 def _summary(directory: Path, run_id: str) -> Summary | None:
-    """Of the journal on this machine; None if there is none."""
+    """What the journal on this machine says; None if there is none."""
     if not RUN_ID.fullmatch(run_id):
         return None  # no journal has such a name, and the id may lead to another directory
     path = directory / f"{run_id}.jsonl"

@@ -59,7 +59,7 @@ def write_rows(
     """Stream rows to the file with about `EXPORT_BYTES` in memory at a time, sorted if all rows fit.
 
     Args:
-        shape: the columns, used if there are no rows.
+        shape: the columns, even if there are no rows.
         on_rows: called with the number of rows written so far.
 
     Raises:

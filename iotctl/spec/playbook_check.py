@@ -41,8 +41,8 @@ def load_playbook(path: Path, verbs: Mapping[str, Verb]) -> Playbook:
 
 
 def check_values(playbook: Playbook, verbs: Mapping[str, Verb], values: Lookup) -> None:
-    """Check the arguments that contain variables as the commands would, except those that need a result of an
-    earlier step. `values` looks up a path.
+    """As the commands would, check the arguments that contain variables, except those that need a result of
+    an earlier step. `values` looks up a path.
 
     Raises:
         InputProblem: with the place of every mistake.

@@ -199,7 +199,7 @@ class Views:
             raise last
         within = f" within {deadline.timeout_s:g} s" if deadline.passed else ""
         raise Unavailable(
-            f"none of {len(targets)} nodes answered{within}: {last.what}",
+            f"no result from {len(targets)} nodes{within}: {last.what}",
             next_step=last.next_step or "start the nodes, or check addresses and certificates",
         ) from last
 

@@ -63,7 +63,7 @@ class SnapshotOffers:
         context.jobs.run(job, lambda r: self._on_made(peer, name, r))
 
     def make_once(self, peer: NodeId, then: Callable[[str, int, JobResult], None]) -> None:
-        """Make a snapshot of the applied state for `peer`, which may be no follower now; `then` gets its
+        """Make a snapshot of the applied state for `peer`, which need not be a follower; `then` gets its
         name, its log index and the result. No log is retained for it."""
         name, base = self._new_id(), self._context.base_at(self._machine.log_needed_after())
         self._context.jobs.run(self._job(name, peer, base), lambda r: then(name, base.index, r))

@@ -74,14 +74,14 @@ class Operations:
             return ErrorReply(
                 "refused",
                 f"the change was not begun: it was planned for table version {b.base_version}, "
-                f"the version is {self._placement.version} now",
+                f"and the version is {self._placement.version} now",
                 "plan again",
             )
         waiting = self._groups.in_recovery()
         if waiting is not None and waiting.recovery is not None:
             return ErrorReply(
                 "refused",
-                f"the change was not begun: group {waiting.group} is being recovered, "
+                f"the change was not begun: group {waiting.group} is being recovered; "
                 f"{waiting.recovery.head} does not lead it yet",
                 "wait for its leader (`iotctl cluster groups`), then retry",
             )
@@ -119,7 +119,7 @@ class Operations:
     def _planned(
         self, index: int, b: c.Begin, ids: dict[NodeId, GroupId], created: GroupId | None
     ) -> Operation:
-        """The record of a change that was planned by group owner; `ids` maps owners to groups."""
+        """The record of a change whose plan names group owners; `ids` maps owners to groups."""
         members = self._groups.members()
         after = {m.owner: m.after for m in b.members}
         dead = set(self._nodes.dead)
@@ -197,7 +197,7 @@ class Operations:
 
     def lose(self, node: NodeId) -> None:
         """Retire a node that is permanently lost, whether or not the groups retain a quorum. If the open
-        change is cancelled, the node stays retired: the meta group has decided without it."""
+        change is cancelled, the node stays retired: a group was recovered without it."""
         op = self.open()
         if op is not None and node not in op.dead:
             op.dead.append(node)
@@ -233,7 +233,7 @@ class Operations:
         groups = [(group, members, dead | self._departed(now)) for group, members in now.items()]
         if self._kept.level < Feature.RECOVERY_IN_CHANGE:
             groups += [(change.group, change.after, dead) for change in op.changes]
-        else:  # a group that has formed has other members if it was recovered
+        else:  # after a recovery, a formed group may have other members than `after`
             to_form = [c for c in op.changes if c.group not in op.formed and node in c.after]
             groups += [(change.group, change.after, dead) for change in to_form]
         for group, members, lost in groups:

@@ -46,7 +46,7 @@ class HardState(msgspec.Struct, array_like=True, frozen=True):
 class Config(msgspec.Struct, frozen=True):
     """The members of one group, in ring order. A member is in exactly one of the two tuples.
 
-    `operation` is the id of the change that made this membership; "" for the first membership.
+    `operation` is the id of the change that made this membership; "" if none did.
     """
 
     voters: tuple[NodeId, ...] = ()

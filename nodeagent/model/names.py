@@ -64,8 +64,8 @@ def check_columns(names: Iterable[str]) -> None:
 
 
 def check_apart(names: Iterable[str]) -> None:
-    """Check that no two names are equal when case is ignored, as Spark compares them: it lowers the upper
-    case of a name, so that `ı` and `i` are equal.
+    """Check that no two names are equal when case is ignored, as Spark compares them: in the lower case
+    of their upper case, in which `ı` and `i` are equal.
 
     Raises:
         InvalidName: two names are equal when case is ignored.
@@ -129,7 +129,7 @@ def check_fileable(schema: TableSchema) -> None:
     where = f"rows of {schema.storage_group}.{schema.table} cannot be stored"
     next_step = "write to a new table with allowed names and at least one column: iotctl data write --create"
     if not schema.table or "\0" in schema.table or not schema.columns:
-        raise InvalidName(f"{where}: the table has no valid name or no column", next_step=next_step)
+        raise InvalidName(f"{where}: the table lacks a valid name or a column", next_step=next_step)
     for column in schema.columns:
         size = 0 if column.tag else len(column.name.encode())
         if not column.name or "\0" in column.name or size > _FIELD_BYTES_MAX:

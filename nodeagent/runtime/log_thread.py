@@ -25,7 +25,7 @@ NO_SPACE_RETRY_S = 0.5
 """Pause between two attempts to write to a full disk."""
 
 RECLAIM_EVERY_S = 1.0
-"""Log space is reclaimed this often, right after a sync or while the queue is empty."""
+"""Log space is reclaimed this often, and after each write that a full disk refused."""
 
 
 class LogWriter(Protocol):
@@ -46,7 +46,7 @@ class LogThread:
     """Writes batches of log operations. `post` and `fail` are called on this thread; the caller must forward
     them to the loop.
 
-    At any time exactly one of these holds: the thread runs, it was stopped, or `fail` was called.
+    Once started, the thread ends only by `stop` or after it has called `fail`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LogThread:
             self._wake.notify()
 
     def stop(self) -> None:
-        """Write and sync the queued batches, close the log, and wait for the thread to end."""
+        """Write and sync the queued batches that fit, close the log, and wait for the thread to end."""
         with self._wake:
             self._stopping = True
             self._wake.notify()

@@ -1,6 +1,6 @@
-"""Snapshots: hard links to closed files, with an index and a payload, served by name and offset.
+"""Snapshots: links to closed files (or copies), an index and a payload, served by name and offset.
 
-The index is written last: a directory without an index is not a snapshot, and is removed or made once more.
+The index is written last: a directory without an index is not a snapshot, and is removed or made again.
 """
 
 import contextlib
@@ -124,8 +124,8 @@ class Snapshots:
         """Drop snapshots that were not read from for `ttl_ms`, and unfinished ones: links keep deleted files
         on the disk.
 
-        If the disk refuses to remove a snapshot, the others are still dropped. The rest of one whose index is
-        removed is not served, and the next call retries the removal.
+        If the disk refuses to remove a snapshot, the others are still dropped. Once the index
+        of a snapshot is removed, it is not served, and the next call removes what is left.
 
         Args:
             now_ms: monotonic.

@@ -91,7 +91,7 @@ def _pick(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
         if rows.schema.field(index).type != field.type:
             raise SchemaMismatch(
                 f"column {field.name!r} is stored as {rows.schema.field(index).type},"
-                f" the table has {field.type}",
+                f" but the table has {field.type}",
                 column=field.name,
             )
         arrays.append(rows.column(index))
@@ -114,8 +114,8 @@ def _surviving(
         if tomb.table != schema.table:
             continue
         older = sum(rows for order, rows in ages if order < tomb.order)
-        # Nodes refuse a delete by a column that is not a tag. One that was logged before they did has no
-        # effect here if these rows lack the column or it holds no text.
+        # Nodes refuse a delete by a column that is not a tag. An older one, logged before this
+        # check existed, has no effect here if these rows lack the column or it holds no text.
         if any(name not in columns or columns[name].type != pa.string() for name, _ in tomb.tags):
             continue
         prefix = {name: columns[name].slice(0, older) for name, _ in tomb.tags}

@@ -51,7 +51,7 @@ class Member:
 
     def __init__(self, manifest: ManifestReply, checked: FilesChecked) -> None:
         self.wanted = {f.name for f in manifest.files} | {d.output for d in manifest.damaged if d.output}
-        """Files that it must have, including the replacements of damaged files."""
+        """Files that it must have, and the outputs of its blocked compactions."""
 
         found = dict(checked.found)
         self.whole = {f.name: f for f in checked.files if found.get(f.name) == f.xxh3}

@@ -166,13 +166,13 @@ def run_all(cases: Iterable[C], run_case: Callable[[C, int], None], seeds: int, 
         failed += len(bad)
         said = f"skipped: {case.skipped}" if case.skipped else bad[0] if bad else "passed"
         print(f"{case} {said}", flush=True)
-    print(f"{len(jobs)} cases run, {failed} failed, {sum(bool(c.skipped) for c in every)} skipped")
+    print(f"{len(jobs)} runs, {failed} failed, {sum(bool(c.skipped) for c in every)} cases skipped")
     return failed
 
 
 def main(cases: Iterable[C], run_case: Callable[[C, int], None]) -> int:
-    """Run the part of the table that the command line names: SEEDS seeds each of COUNT cases from number
-    FIRST."""
+    """Run the part of the table that the command line names: COUNT cases from number FIRST on, with SEEDS
+    seeds each."""
     seeds, first, count = (*map(int, sys.argv[1:]), *(1, 0, 1 << 30)[len(sys.argv) - 1 :])
     return 1 if run_all(islice(cases, first, first + count), run_case, seeds, first) else 0
 

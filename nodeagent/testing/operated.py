@@ -25,8 +25,7 @@ class OperatedCluster(SimulatedCluster):
     """A cluster with an operator who begins and controls its changes."""
 
     def request(self, request: q.Request, accept: type[Reply]) -> Reply:
-        """Send an operator's request to the meta leader until it is accepted or decided; returns the
-        reply."""
+        """Send an operator's request to the meta leader until a reply is final; returns that reply."""
         got: list[Reply] = []
         refusals: list[ErrorReply] = []
         target = [self.sim.rng.choice(self.view.nodes)]
@@ -167,7 +166,7 @@ class OperatedCluster(SimulatedCluster):
     def recover(self, *nodes: str) -> int:
         """Force the recovery of all groups that lost their majority with the dead `nodes`.
 
-        The history forgets only what no living node has, so that everything on a living node must survive.
+        The history forgets only what the recovery leaders lack: all that they have must survive.
         Returns the number of acknowledged values, one per cell of a write, that were lost.
         """
         meta, heirs = self.newest(), self.recovery_leaders(*nodes)

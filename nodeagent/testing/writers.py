@@ -186,8 +186,8 @@ class Writer:
             return
         assert isinstance(reply, ErrorReply), reply
         if reply.code == "session_expired":
-            # The session was opened after the slot was sealed, so none of its writes of the slot took effect.
-            # A session opened earlier moves with the slot.
+            # Unless it was lost, the session was opened after the slot was sealed, so none of its writes to
+            # the slot took effect. A session opened earlier moves with the slot.
             lost = op.session in self.history.lost_sessions
             assert lost or self.history.had_left(op.session.partition(":")[0], op.slot, op.opened), reply
             self._sessions = {g: s for g, s in self._sessions.items() if s[0] != op.session}

@@ -112,7 +112,7 @@ class MetaLeader:
         if level < Feature.ZONES:
             return q.ErrorReply(
                 "refused",
-                f"no zone was set: zones need feature level {Feature.ZONES:d}, the cluster is at {level}",
+                f"no zone was set: zones need feature level {Feature.ZONES:d}; the cluster is at {level}",
                 "iotctl cluster finalize-upgrade",
             )
         return meta.SetZones(now, dict(request.zones), request.by, request.lock)
@@ -215,7 +215,7 @@ def check_schema(state: MetaState, request: q.PutSchema) -> q.ErrorReply | None:
     schema = request.schema
     known = state.tables.schemas.get((schema.storage_group, schema.table))
     if known is None and len(state.tables.schemas) >= TABLES_MAX:
-        return q.ErrorReply("overloaded", f"the cluster has {TABLES_MAX} tables")
+        return q.ErrorReply("overloaded", f"the cluster has {TABLES_MAX} tables, the maximum")
     level = state.image.level
     if request.if_new and level < Feature.TTL_IF_NEW:
         what = f"a TTL for new tables needs feature level {Feature.TTL_IF_NEW}; the cluster is at {level}"
